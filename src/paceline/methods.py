@@ -1,0 +1,68 @@
+"""The one table of draft families: what each is called in vLLM and where its parts live.
+
+Adding a family: a row here, a contract in draft/contracts.py, a file in train/families/.
+See CONTRIBUTING.md, "Add a draft family".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["METHODS", "Method"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One draft family.
+
+    name: the word in spec.json. vllm_method: value of speculative_config.method.
+    has_weights: a folder of this family holds safetensors. contest: allowed by emc2-2027.
+    serves: `paceline serve` and `eval` can run it today. trains: `paceline train` can.
+    safe_on_hybrid: drafts on every decode step, so a Gated-DeltaNet state is never read stale.
+    """
+
+    name: str
+    vllm_method: str
+    has_weights: bool
+    contest: bool
+    serves: bool
+    trains: bool
+    safe_on_hybrid: bool
+    summary: str
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            name="none",
+            vllm_method="none",
+            has_weights=False,
+            contest=False,
+            serves=True,
+            trains=False,
+            safe_on_hybrid=True,
+            summary="no speculation: the target alone",
+        ),
+        Method(
+            name="ngram",
+            vllm_method="ngram",
+            has_weights=False,
+            contest=False,
+            serves=True,
+            trains=False,
+            safe_on_hybrid=False,
+            summary="copies what followed the same words earlier",
+        ),
+        Method(
+            name="eagle3",
+            vllm_method="eagle3",
+            has_weights=True,
+            contest=True,
+            serves=True,
+            trains=True,
+            safe_on_hybrid=True,
+            summary="one layer on three tapped target layers, run K times",
+        ),
+    )
+}
