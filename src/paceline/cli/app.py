@@ -1,0 +1,47 @@
+"""All commands in one place. Options are frozen by tests/contract/test_cli_options.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.cli import data, demo, evaluate, serve, target, train, validate
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="paceline",
+    help="Build, check, measure and serve draft models for speculative decoding on vLLM 0.31.0.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.demo)
+app.add_typer(target.app, name="target")
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("validate")(validate.validate)
+app.command("eval")(evaluate.evaluate)
+app.command("score")(evaluate.score)
+app.command("report")(evaluate.report)
+app.command("serve")(serve.serve)

@@ -1,0 +1,86 @@
+"""Turns the words of the command line into plans and started engines, one an arm."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.console import say
+from paceline.methods import METHODS
+
+if TYPE_CHECKING:
+    from paceline.draft import Draft
+    from paceline.endpoint import Endpoint
+    from paceline.serve import Plan
+    from paceline.target import TargetFacts
+
+__all__ = ["Arm", "build_arm_plan", "open_arms", "start_target"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to serve the target: its name in the result, its draft, its checked plan."""
+
+    name: str
+    draft: Draft | None
+    plan: Plan
+
+
+def build_arm_plan(
+    target: TargetFacts,
+    draft: str,
+    *,
+    num_speculative_tokens: int | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 4,
+    device: str | None = None,
+) -> Plan:
+    """A plan for "none", a model-free method by name, a bundled draft or a draft folder."""
+    from paceline.draft import read_draft, resolve_draft
+    from paceline.serve import build_plan
+
+    by_name = draft in METHODS and not METHODS[draft].has_weights and not Path(draft).exists()
+    return build_plan(
+        target,
+        None if by_name else read_draft(resolve_draft(draft)),
+        method=draft if by_name else None,
+        num_speculative_tokens=num_speculative_tokens,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        device=device,
+    )
+
+
+@contextlib.contextmanager
+def start_target(
+    target: TargetFacts, out: Path, *, max_num_seqs: int, device: str | None
+) -> Iterator[Endpoint]:
+    """The target alone, for answering; its log lies beside `out`."""
+    from paceline.serve import check_plan, start
+
+    plan = build_arm_plan(target, "none", max_num_seqs=max_num_seqs, device=device)
+    check_plan(plan)
+    say(f"starting {target.name} on vLLM ...")
+    endpoint = start(plan, log_path=out.with_name(out.name + ".engine.log"))
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+@contextlib.contextmanager
+def open_arms(arms: list[Arm], log_dir: Path) -> Iterator[dict[str, Endpoint]]:
+    """Starts one engine an arm, one after the other, and closes all of them whatever happens."""
+    from paceline.serve import start
+
+    with contextlib.ExitStack() as stack:
+        endpoints: dict[str, Endpoint] = {}
+        for arm in arms:
+            say(f"starting {arm.name} ({arm.plan.method}) on vLLM ...")
+            endpoint = start(arm.plan, log_path=log_dir / f"engine-{arm.name}.log")
+            stack.callback(endpoint.close)
+            endpoints[arm.name] = endpoint
+        yield endpoints
