@@ -1,0 +1,20 @@
+"""Contest rules as data, and the score."""
+
+from __future__ import annotations
+
+from paceline.rules.contest import Limits, Rules
+from paceline.rules.describe import describe_rules
+from paceline.rules.read import list_rules, parse_rules, read_rules
+from paceline.rules.score import Score, ScoreTerm, compute_score
+
+__all__ = [
+    "Limits",
+    "Rules",
+    "Score",
+    "ScoreTerm",
+    "compute_score",
+    "describe_rules",
+    "list_rules",
+    "parse_rules",
+    "read_rules",
+]
