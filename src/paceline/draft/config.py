@@ -1,0 +1,90 @@
+"""The config.json of a new EAGLE-3 draft, as vLLM 0.31.0 reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import DraftError
+
+if TYPE_CHECKING:
+    from paceline.target import TargetFacts
+
+__all__ = ["build_eagle3_config"]
+
+_NOT_FOR_DRAFTS = ("mrope_section", "mrope_interleaved")
+
+
+def build_eagle3_config(
+    target: TargetFacts,
+    *,
+    aux_layer_ids: Sequence[int],
+    draft_vocab_size: int | None = None,
+    intermediate_size: int | None = None,
+    num_attention_heads: int | None = None,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    num_hidden_layers: int = 1,
+    norm_before_residual: bool = False,
+    max_position_embeddings: int | None = None,
+    dtype: str = "bfloat16",
+) -> dict[str, Any]:
+    """Builds a config whose every size is stated; sizes not given are the target's own.
+
+    aux_layer_ids: layers to tap, ascending; id i is the residual stream after i layers (0: the
+    embeddings, num_hidden_layers: before the final norm). vLLM sorts and de-duplicates them.
+    draft_vocab_size: None or the target's own size for the full vocabulary (head shared).
+    Raises DraftError for ids or sizes that vLLM would refuse or read differently.
+    """
+    ids = list(aux_layer_ids)
+    top = target.num_hidden_layers
+    if not ids or ids != sorted(set(ids)) or not all(0 <= layer <= top for layer in ids):
+        raise DraftError(
+            f"tapped layers {ids} cannot be used",
+            where="eagle_aux_hidden_state_layer_ids",
+            expected=f"ascending, unique ids from 0 to {top}",
+            fix="vLLM sorts the ids, so another order would feed fc the wrong layers.",
+        )
+    rows = target.vocab_size if draft_vocab_size is None else draft_vocab_size
+    if not 1 <= rows <= target.vocab_size:
+        raise DraftError(
+            f"a draft vocabulary of {rows} cannot be used",
+            where="draft_vocab_size",
+            expected=f"1 to {target.vocab_size}, the target's own vocabulary",
+        )
+    heads = num_attention_heads or target.num_attention_heads
+    kv_heads = num_key_value_heads or target.num_key_value_heads
+    if heads % kv_heads:
+        raise DraftError(
+            f"{heads} attention heads cannot share {kv_heads} key-value heads",
+            where="num_key_value_heads",
+            expected="a divisor of num_attention_heads",
+        )
+    rope = {
+        key: value for key, value in target.rope_parameters.items() if key not in _NOT_FOR_DRAFTS
+    }
+    if rope.get("rope_type") == "mrope":
+        rope["rope_type"] = "default"
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": intermediate_size or target.intermediate_size,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim or target.head_dim,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": rows,
+        "max_position_embeddings": max_position_embeddings or target.max_position_embeddings,
+        "rms_norm_eps": target.rms_norm_eps,
+        "hidden_act": "silu",  # the only activation of vLLM's Llama layer
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        "norm_before_residual": norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": ids,
+        "num_aux_hidden_states": len(ids),
+    }

@@ -1,0 +1,225 @@
+"""Everything static a draft folder says, read once, with every problem met on the way.
+
+Only regular files are opened, none follows a link, all sizes are bounded, no tensor is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.draft.contracts import SPEC_KEYS
+from paceline.draft.index import INDEX_NAME, check_index
+from paceline.methods import METHODS
+from paceline.problems import Problem, show_value
+from paceline.safetensors_header import Header, TensorInfo, scan_header
+from paceline.strict_json import JsonLimits, scan_json
+
+__all__ = ["MAX_FILES", "FolderScan", "read_bytes", "scan_folder"]
+
+MAX_FILES = 64
+_INDEX_LIMITS = JsonLimits(max_bytes=16 * 1024 * 1024, max_depth=4, max_nodes=500_000)
+_LIMITS = JsonLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderScan:
+    """What could be read. A field is None when its file is absent or unreadable."""
+
+    path: Path
+    names: tuple[str, ...]
+    spec: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    index: dict[str, Any] | None = None
+    headers: Mapping[str, Header] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def family(self) -> str | None:
+        """The declared family, if it is one with a draft folder."""
+        name = (self.spec or {}).get("family")
+        return name if isinstance(name, str) and name in SPEC_KEYS else None
+
+    @property
+    def tensors_by_file(self) -> dict[str, dict[str, TensorInfo]]:
+        return {file: header.tensors for file, header in self.headers.items()}
+
+
+def read_bytes(path: Path, *, max_bytes: int) -> tuple[bytes | None, list[Problem]]:
+    """The bytes of a regular file; links, devices, FIFOs and oversized files are problems."""
+
+    def refuse(rule: str, message: str, expected: str) -> tuple[None, list[Problem]]:
+        name = show_value(path.name)
+        return None, [Problem(rule=rule, file=name, expected=expected, message=message)]
+
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            return refuse("fs.type", "is a symbolic link", "a regular file")
+        return refuse("fs.read", f"cannot be opened: {problem.strerror}", "a readable file")
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            return refuse("fs.type", "is not a regular file", "a regular file")
+        if status.st_size > max_bytes:
+            message = f"is too large: {status.st_size:,} bytes"
+            return refuse("fs.size", message, f"at most {max_bytes:,} bytes")
+        with os.fdopen(os.dup(handle), "rb") as file:
+            return file.read(max_bytes + 1), []
+    except OSError as problem:
+        return refuse("fs.read", f"cannot be read: {problem.strerror}", "a readable file")
+    finally:
+        os.close(handle)
+
+
+def _read_object(path: Path, limits: JsonLimits, problems: list[Problem]) -> dict[str, Any] | None:
+    data, found = read_bytes(path, max_bytes=limits.max_bytes)
+    problems.extend(found)
+    if data is None:
+        return None
+    value, found = scan_json(data, file=path.name, limits=limits)
+    problems.extend(found)
+    if value is not None and not isinstance(value, dict):
+        problems.append(
+            Problem(
+                rule="json.type",
+                file=path.name,
+                found=show_value(value),
+                expected="an object",
+                message="is not a JSON object",
+                fix="Put the settings inside { }.",
+            )
+        )
+        return None
+    if value is None and not found:  # the document was `null`
+        problems.append(
+            Problem(rule="json.type", file=path.name, found="null", message="is not a JSON object")
+        )
+    return value
+
+
+def scan_folder(path: str | Path) -> FolderScan:
+    """Reads spec, config, metadata, index and all safetensors headers. Never raises on content."""
+    path = Path(path)
+    problems: list[Problem] = []
+    names = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > 4 * MAX_FILES:
+                break
+    names.sort()
+    objects: dict[str, dict[str, Any] | None] = {}
+    for name, limits in (
+        ("spec.json", _LIMITS),
+        ("config.json", _LIMITS),
+        ("metadata.json", _LIMITS),
+        (INDEX_NAME, _INDEX_LIMITS),
+    ):
+        objects[name] = _read_object(path / name, limits, problems) if name in names else None
+    headers = {}
+    for name in [name for name in names if name.endswith(".safetensors")][:MAX_FILES]:
+        header, found = scan_header(path / name)
+        problems.extend(found)
+        if header is not None:
+            headers[name] = header
+        if len(problems) > 200:
+            break
+    if "spec.json" in names and objects["spec.json"] is not None:
+        problems.extend(check_spec(objects["spec.json"]))
+    elif "spec.json" not in names:
+        problems.append(
+            Problem(
+                rule="spec.missing",
+                file="spec.json",
+                found="nothing",
+                expected='{"family": "eagle3", "num_speculative_tokens": 3}',
+                message="there is no spec.json, so the draft's family and K are unknown",
+                fix="Add spec.json with the family and num_speculative_tokens.",
+            )
+        )
+    if headers or INDEX_NAME in names:
+        problems.extend(check_index(objects[INDEX_NAME], INDEX_NAME in names, headers, names))
+    return FolderScan(
+        path=path,
+        names=tuple(names),
+        spec=objects["spec.json"],
+        config=objects["config.json"],
+        metadata=objects["metadata.json"],
+        index=objects[INDEX_NAME],
+        headers=headers,
+        problems=tuple(problems),
+    )
+
+
+def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
+    """The family, K and the family's own settings; an unknown key is an error."""
+    family = spec.get("family")
+    if not isinstance(family, str) or family not in SPEC_KEYS:
+        known = isinstance(family, str) and family in METHODS
+        return [
+            Problem(
+                rule="cfg.family",
+                file="spec.json",
+                where="family",
+                found=show_value(family),
+                expected=" or ".join(sorted(SPEC_KEYS)),
+                message=(
+                    f"family '{family}' has no draft folder"
+                    if known
+                    else f"family {show_value(family)!r} is not one that can be checked here"
+                ),
+                fix="Name the family that the weights were trained for.",
+            )
+        ]
+    problems = []
+    for key in spec:
+        if key not in SPEC_KEYS[family]:
+            problems.append(
+                Problem(
+                    rule="spec.keys",
+                    file="spec.json",
+                    where=show_value(key),
+                    found=show_value(spec[key]),
+                    expected=", ".join(SPEC_KEYS[family]),
+                    message=f"'{show_value(key)}' is not a setting of family {family}",
+                    fix="Remove it: the grader would ignore or refuse it.",
+                )
+            )
+    counts = {key: spec.get(key) for key in SPEC_KEYS[family] if key != "family"}
+    for key, value in counts.items():
+        if value is None and key != "num_speculative_tokens":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problems.append(
+                Problem(
+                    rule="k.range",
+                    file="spec.json",
+                    where=key,
+                    found=show_value(value),
+                    expected="a whole number of at least 1",
+                    message=f"'{key}' is missing" if value is None else f"'{key}' is not a count",
+                    fix=f'Write for example "{key}": 3.',
+                )
+            )
+    low, high = counts.get("prompt_lookup_min"), counts.get("prompt_lookup_max")
+    if not problems and low is not None and high is not None and low > high:
+        problems.append(
+            Problem(
+                rule="spec.keys",
+                file="spec.json",
+                where="prompt_lookup_min",
+                found=show_value(low),
+                expected=f"at most prompt_lookup_max = {show_value(high)}",
+                message="the shortest n-gram is longer than the longest",
+                fix="Swap the two values.",
+            )
+        )
+    return problems

@@ -1,0 +1,165 @@
+"""Reading a draft folder strictly: the first thing that is wrong is raised, nothing is guessed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.draft.contracts import build_contract, canonical_name, check_tensors
+from paceline.draft.folder import scan_folder
+from paceline.errors import DraftError
+from paceline.methods import METHODS
+from paceline.problems import require_none
+from paceline.records import sha256_file
+from paceline.safetensors_header import Header, TensorInfo
+
+__all__ = ["Draft", "list_bundled", "read_draft", "resolve_draft"]
+
+_BUNDLED = Path(__file__).parent / "bundled"
+_CONTENT = (".json", ".safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """One sound draft folder.
+
+    tensors: by canonical name (`midlayer.*`); tensor_files: canonical name -> file;
+    headers: file -> its header. files_bytes: all json and safetensors files. num_parameters:
+    elements of all tensors but d2t and t2d. sha256: over names and contents of those files.
+    """
+
+    path: Path
+    family: str
+    num_speculative_tokens: int
+    config: dict[str, Any]
+    spec: dict[str, Any]
+    metadata: dict[str, Any]
+    headers: Mapping[str, Header]
+    tensors: Mapping[str, TensorInfo]
+    tensor_files: Mapping[str, str]
+    files_bytes: int
+    num_parameters: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        name = self.metadata.get("name")
+        return name if isinstance(name, str) and name else self.path.name
+
+
+def list_bundled() -> tuple[str, ...]:
+    """Names of the drafts that come with the package."""
+    if not _BUNDLED.is_dir():
+        return ()
+    return tuple(sorted(item.name for item in _BUNDLED.iterdir() if (item / "spec.json").is_file()))
+
+
+def resolve_draft(spec: str) -> Path:
+    """A folder, or the name of a bundled draft. Raises DraftError when it is neither."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return path
+    if spec in list_bundled():
+        return _BUNDLED / spec
+    if path.exists():
+        raise DraftError("is a file", where=spec, expected="a draft folder")
+    if "@" in spec:
+        raise DraftError(
+            f"'{spec}' looks like a Hub repository, which cannot be fetched yet",
+            fix="Download it at that commit and give the folder.",
+        )
+    names = ", ".join(list_bundled())
+    raise DraftError(
+        f"there is no draft '{spec}'",
+        expected="a folder" + (f", or a bundled name: {names}" if names else ""),
+        fix="Check the spelling, or train one with `paceline train`.",
+    )
+
+
+def read_draft(path: str | Path) -> Draft:
+    """Reads and checks a folder against its family's contract. Raises DraftError.
+
+    Names, shapes, dtypes, index and JSON must all be right; the vocabulary map's values and the
+    fit to a target are checked by `validate`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DraftError("there is no such draft folder", where=str(path), expected="a folder")
+    try:
+        scan = scan_folder(path)
+    except OSError as problem:
+        raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
+    require_none(list(scan.problems), DraftError, folder=str(path))
+    spec, config = scan.spec or {}, scan.config or {}
+    family: str = spec["family"]
+    if METHODS[family].has_weights:
+        _require_weights(path, scan.config, scan.headers)
+        contract = build_contract(family, config)
+        require_none(check_tensors(contract, scan.tensors_by_file), DraftError, folder=str(path))
+    elif scan.config is not None or scan.headers:
+        raise DraftError(
+            f"family {family} has no weights, but the folder holds config.json or weights",
+            where=str(path),
+            expected="spec.json alone",
+            fix="Remove the other files, or name the right family in spec.json.",
+        )
+    return _build_draft(path, family, spec, config, scan.metadata or {}, scan.headers)
+
+
+def _require_weights(
+    path: Path, config: dict[str, Any] | None, headers: Mapping[str, Header]
+) -> None:
+    for what, name in ((config, "config.json"), (headers, "model.safetensors")):
+        if not what:
+            raise DraftError(
+                f"there is no {name}",
+                where=str(path),
+                expected="config.json, model.safetensors, spec.json, metadata.json",
+                fix="Copy the whole folder; an interrupted download lacks files.",
+            )
+
+
+def _build_draft(
+    path: Path,
+    family: str,
+    spec: dict[str, Any],
+    config: dict[str, Any],
+    metadata: dict[str, Any],
+    headers: Mapping[str, Header],
+) -> Draft:
+    files = sorted(
+        item
+        for item in path.iterdir()
+        if item.suffix in _CONTENT and item.is_file() and not item.is_symlink()
+    )
+    tensors = {
+        canonical_name(name): tensor
+        for header in headers.values()
+        for name, tensor in header.tensors.items()
+    }
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0{sha256_file(file)}\n".encode())
+    return Draft(
+        path=path,
+        family=family,
+        num_speculative_tokens=spec["num_speculative_tokens"],
+        config=config,
+        spec=spec,
+        metadata=metadata,
+        headers=headers,
+        tensors=tensors,
+        tensor_files={
+            canonical_name(name): file
+            for file, header in headers.items()
+            for name in header.tensors
+        },
+        files_bytes=sum(file.stat().st_size for file in files),
+        num_parameters=sum(
+            tensor.num_elements for name, tensor in tensors.items() if name not in {"d2t", "t2d"}
+        ),
+        sha256=digest.hexdigest(),
+    )
