@@ -1,0 +1,8 @@
+"""Terminal tables and HTML pages out of a run folder's JSON; needs no GPU stack."""
+
+from __future__ import annotations
+
+from paceline.report.page import build_page, write_report
+from paceline.report.terminal import print_report, render_score_table
+
+__all__ = ["build_page", "print_report", "render_score_table", "write_report"]

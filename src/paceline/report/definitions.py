@@ -1,0 +1,56 @@
+"""How each number in the report is defined, in one sentence each."""
+
+from __future__ import annotations
+
+__all__ = ["DEFINITIONS"]
+
+DEFINITIONS: tuple[tuple[str, str], ...] = (
+    (
+        "Score",
+        "100 × the weighted sum of the three capped ratios. The baseline against itself is exactly "
+        "100. Below the acceptance gate a run has a score but no rank.",
+    ),
+    (
+        "Acceptance length, scored (tau)",
+        "Delivered tokens after the first, divided by the target's decode passes, steps without a "
+        "draft included; tokens past a stop do not count. Pooled inside a category, then the plain "
+        "mean over categories. It includes the target's own token, so it lies between 1 and K + 1.",
+    ),
+    (
+        "Acceptance length, vLLM's own",
+        "1 + accepted tokens / drafting steps, from the engine's counters. Steps without a draft "
+        "are absent and tokens past a stop are counted, so it can only look better than tau.",
+    ),
+    (
+        "Coverage",
+        "Share of the target's decode passes that had a draft to check.",
+    ),
+    (
+        "Acceptance by position",
+        "Share of drafting steps whose first i drafted tokens all held. Given earlier: the same "
+        "among steps whose earlier tokens held.",
+    ),
+    (
+        "Draft memory",
+        "Bytes that the draft adds to the target for one sequence of the stated length: its own "
+        "weights and buffers after sharing, its KV cache and its recurrent state.",
+    ),
+    (
+        "Time per token (TPOT)",
+        "(Arrival of the last token − arrival of the first) / tokens after the first, one request "
+        "at a time. Candidate and baseline are paired by prompt; the rules name the statistic.",
+    ),
+    ("Time to first token (TTFT)", "From sending the request to the first token of any kind."),
+    ("Step time", "Time per token × tau: what one draft-and-check step costs."),
+    (
+        "Fidelity",
+        "Greedy texts with the draft against the target's own. A near tie is a first difference "
+        "where the target's two best tokens lie within the tolerance; anything wider is real.",
+    ),
+    (
+        "Trained against served",
+        "The served answers replayed through the training code: how many steps draft the same "
+        "tokens, and how often the first position holds in both.",
+    ),
+    ("Interval", "From resampling the prompts, with candidate and baseline kept paired."),
+)
