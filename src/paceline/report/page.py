@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def build_page(result: Result, requests: Iterable[Mapping[str, Any]] = ()) -> st
         arms=list_arms(result),
         candidate=name_draft(result, "candidate"),
         baseline=name_draft(result, "baseline"),
-        created_at=clean_text(pick_text(result, "provenance", "created_at") or "", limit=40),
+        created_at=_write_moment(pick_text(result, "provenance", "created_at") or ""),
         headline=build_headline(result),
         terms=build_terms(result),
         bars=_build_bars(result),
@@ -149,7 +150,6 @@ def _build_bars(result: Result) -> dict[str, Any] | None:
         "candidate": widths(points or 0.0 for _, points in sizes),
         "baseline": widths((weight or 0.0) * 100 for weight, _ in sizes),
         "total": format_number(total, 1),
-        "unity": f"{100 / scale * 100:.2f}",
     }
 
 
@@ -237,9 +237,15 @@ def _summarise_pairs(ratios: list[float]) -> str:
     return f"The candidate is faster on {faster} of {len(ratios)} prompts."
 
 
+def _write_moment(text: str) -> str:
+    """2027-02-03T10:20:30Z -> 2027-02-03 10:20 UTC; anything else as it is."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\dZ", text)
+    return f"{match[1]} {match[2]} UTC" if match else clean_text(text, limit=40)
+
+
 def _list_cases(result: Result) -> list[tuple[str, ...]]:
     """First differences, real ones before near ties: arm, id, kind, position, gap, two tokens."""
-    cases = []
+    cases: list[tuple[str, ...]] = []
     for arm in list_arms(result):
         for index, case in enumerate(pick_list(result, "fidelity", arm, "cases")):
             if not isinstance(case, Mapping):

@@ -110,7 +110,7 @@ def draw_positions(series: Mapping[str, Sequence[float | None]], label: str) -> 
     for index in range(0, depth, every):
         parts.append(_text(place(index, 0)[0], bottom + 18, str(index + 1), anchor="middle"))
     parts.append(_text(right, bottom + 34, "draft position", anchor="end", kind="unit"))
-    for arm, shares in reversed(series.items()):
+    for arm, shares in reversed(list(series.items())):
         spots = [place(i, share) for i, share in enumerate(shares) if share is not None]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline class="curve {_arm_class(arm)}" points="{path}"/>')
@@ -137,7 +137,7 @@ def draw_categories(rows: Sequence[tuple[str, Mapping[str, float | None]]], labe
         if len(found) > 1:
             ends = across(min(found.values())), across(max(found.values()))
             parts.append(_line(ends[0], y, ends[1], y, "bridge"))
-        parts += [_mark(arm, across(value), y) for arm, value in reversed(found.items())]
+        parts += [_mark(arm, across(value), y) for arm, value in reversed(list(found.items()))]
     return _svg(bottom + 40, label, parts)
 
 

@@ -164,7 +164,7 @@ def build_terms(result: Result) -> tuple[Term, ...]:
                 ratio=format_number(ratio),
                 interval="exact" if key == "memory" and is_exact else format_interval(low, high),
                 capped=format_number(capped),
-                cap="no cap" if cap is None else format_number(cap),
+                cap="no cap" if term and cap is None else format_number(cap),
                 is_capped=ratio is not None and capped is not None and capped < ratio,
                 weight=pick_number(term, "weight"),
                 points=pick_number(term, "points"),

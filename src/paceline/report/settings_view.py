@@ -1,4 +1,4 @@
-"""What was run on what: target, engine, sampling, prompts, drafts and versions, as labelled text."""
+"""What was run on what: target, engine, sampling, prompts, drafts, versions, as labelled text."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from paceline.report.formats import (
     clean_text,
     format_bytes,
     format_count,
-    format_ms,
     format_number,
     format_share,
 )
@@ -104,7 +103,7 @@ def build_acceptance_table(result: Result) -> Table:
 def build_position_table(result: Result) -> Table:
     """Share of steps whose first i drafted tokens held, and the same given that earlier held."""
     arms = list_drafting_arms(result)
-    columns = [""]
+    columns = ["position"]
     values: list[tuple[float | None, ...]] = []
     for arm in arms:
         name = clean_text(arm, limit=24)
@@ -114,7 +113,7 @@ def build_position_table(result: Result) -> Table:
     depth = max((len(shares) for shares in values), default=0)
     rows = tuple(
         (
-            f"position {i + 1}",
+            str(i + 1),
             *(format_number(shares[i]) if i < len(shares) else "-" for shares in values),
         )
         for i in range(depth)
@@ -146,16 +145,20 @@ def build_category_table(result: Result) -> Table:
     return Table(title="Acceptance length by category", columns=columns, rows=tuple(rows))
 
 
+def _two_digits(value: float | None) -> str:
+    return format_number(value, 2)
+
+
 def build_timing_table(result: Result) -> Table:
     return _by_arm(
         result,
         "Time",
         list_arms(result),
         (
-            ("time per token, geometric mean", ("tpot_ms", "geomean"), format_ms),
-            ("time per token, median", ("tpot_ms", "median"), format_ms),
-            ("time to first token, median", ("ttft_ms", "median"), format_ms),
-            ("step time", ("step_ms",), format_ms),
+            ("time per token, geometric mean, ms", ("tpot_ms", "geomean"), _two_digits),
+            ("time per token, median, ms", ("tpot_ms", "median"), _two_digits),
+            ("time to first token, median, ms", ("ttft_ms", "median"), _two_digits),
+            ("step time, ms", ("step_ms",), _two_digits),
             ("requests timed", ("tpot_ms", "num_requests"), format_count),
             ("failed requests", ("failures",), format_count),
         ),

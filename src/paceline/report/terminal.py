@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from paceline.report.fields import require_format
-from paceline.report.formats import NOT_MEASURED, format_number, format_share
+from paceline.report.formats import NOT_MEASURED
 from paceline.report.score_view import (
     Headline,
     build_headline,
@@ -97,7 +97,15 @@ def _terms_table(result: Mapping[str, Any]) -> RichTable:
         box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False, show_footer=True
     )
     headline = build_headline(result)
-    footers = ("score", "", "", "", "", "", headline.score)
+    footers = (
+        "score",
+        "",
+        "",
+        "",
+        "",
+        "",
+        "-" if headline.score == NOT_MEASURED else headline.score,
+    )
     names = ("term", "candidate", "baseline", "ratio", "capped", "weight", "points")
     for name, footer in zip(names, footers, strict=True):
         table.add_column(
@@ -107,14 +115,16 @@ def _terms_table(result: Mapping[str, Any]) -> RichTable:
             header_style="dim",
             footer_style="bold",
             overflow="fold",
-            min_width=17 if name == "term" else None,
+            no_wrap=name == "term",
         )
     for term in build_terms(result):
         interval = term.interval.replace(" to ", "-")
         ratio = term.ratio if interval == NOT_MEASURED else f"{term.ratio}\n{interval}"
-        weight = format_share(term.weight).replace(".0 %", " %")
-        capped = f"{term.capped}\ncap {term.cap}" if term.is_capped else term.capped
-        points = format_number(term.points, 2)
+        weight = "-" if term.weight is None else f"{term.weight * 100:g} %"
+        capped = "-" if term.capped == NOT_MEASURED else term.capped
+        if term.is_capped:
+            capped += f"\ncap {term.cap}"
+        points = "-" if term.points is None else f"{term.points:.2f}"
         label = f"{term.label}\n{term.unit}"
         table.add_row(label, term.candidate, term.baseline, ratio, capped, weight, points)
     return table

@@ -115,7 +115,7 @@ def _build_arm(
     step_s = 0.0275 if skill is None else 0.031 + 0.0012 * depth
     for index, name in enumerate(names):
         here, steps_here, delivered_here = [0] * depth, 0, 0
-        chance = 0.0 if skill is None else min(0.97, skill + 0.03 * (index - 3))
+        chance = 0.0 if not skill else min(0.97, skill + 0.03 * (index - 3))
         for prompt in range(per_category):
             clock, times, tokens, accepted = 0.11 + rng.random() * 0.02, [], [], []
             start = clock
