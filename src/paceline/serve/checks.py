@@ -1,0 +1,234 @@
+"""Whether a plan can work, found before any process starts. Sources: vLLM 0.31.0's own limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.draft import SPEC_KEYS, Draft
+from paceline.errors import PlanError
+from paceline.methods import METHODS
+from paceline.serve.install import require_vllm
+from paceline.serve.plan import Plan, kv_bytes_per_token
+
+__all__ = ["MAX_K", "check_plan"]
+
+MAX_K = 16
+_DTYPES = ("bfloat16", "float16", "float32")
+_KV_BLOCK_TOKENS = 128
+
+
+def check_plan(plan: Plan) -> list[str]:
+    """Notes on a plan that will start; raises PlanError, or MissingExtraError, on one that cannot.
+
+    Looks at the settings, the draft against the target, the installed vLLM and the memory asked
+    for; opens no weights and starts nothing.
+    """
+    notes = list(plan.notes)
+    _check_method(plan)
+    _check_k(plan, notes)
+    _check_lengths(plan, notes)
+    _check_sizes(plan)
+    if plan.method == "ngram":
+        _check_ngram(plan)
+    if plan.draft is not None:
+        _check_spec_keys(plan.draft)
+        if METHODS[plan.method].has_weights:
+            _check_draft_fits(plan, plan.draft, notes)
+    if plan.target.num_tokenizer_tokens is None:
+        notes.append("the target has no tokenizer: prompts must come as token ids")
+    require_vllm(plan.device)
+    return notes
+
+
+def _check_method(plan: Plan) -> None:
+    method = METHODS[plan.method]
+    if not method.serves:
+        able = ", ".join(name for name, row in METHODS.items() if row.serves)
+        raise PlanError(f"method {plan.method!r} cannot be served yet", expected=f"one of {able}")
+    if plan.target.is_hybrid and not method.safe_on_hybrid:
+        raise PlanError(
+            f"method {plan.method!r} corrupts the answers of a hybrid target: a step without a"
+            " draft reads a stale recurrent state (vLLM #39273, unfixed in 0.31.0)",
+            where=plan.target.name,
+            fix="Use a method that drafts on every step, or serve without a draft.",
+        )
+    config = plan.target.config
+    if "speculators_config" in config:
+        raise PlanError(
+            "the target folder is itself a draft in speculators format: vLLM would take method and"
+            " target from it",
+            where=str(plan.target.path),
+            fix="Point --target at the model the draft was built for.",
+        )
+
+
+def _check_k(plan: Plan, notes: list[str]) -> None:
+    k = plan.num_speculative_tokens
+    if plan.method == "none":
+        return
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
+        raise PlanError(
+            f"K = {k} drafted tokens a step is out of range",
+            where="num_speculative_tokens",
+            expected=f"1 to {MAX_K}",
+            fix="Leave K out to take the draft's own value.",
+        )
+    stated = plan.draft.num_speculative_tokens if plan.draft is not None else None
+    if stated is not None and k > stated and METHODS[plan.method].has_weights:
+        notes.append(
+            f"K = {k}, but the draft states {stated}: later positions run the same layer once more"
+            " and were not trained for it"
+        )
+    if k + 2 > plan.max_model_len:
+        raise PlanError(
+            f"K = {k} does not fit max_model_len = {plan.max_model_len}",
+            where="num_speculative_tokens",
+            expected="room for a prompt, K drafted tokens and one more",
+        )
+
+
+def _check_lengths(plan: Plan, notes: list[str]) -> None:
+    limit = plan.target.max_position_embeddings
+    if not 1 <= plan.max_model_len <= limit:
+        raise PlanError(
+            f"max_model_len = {plan.max_model_len} is out of range",
+            where=plan.target.name,
+            expected=f"1 to {limit}, the target's positions",
+        )
+    if plan.draft is None or not METHODS[plan.method].has_weights:
+        return
+    positions = plan.draft.config.get("max_position_embeddings")
+    if isinstance(positions, int) and positions < plan.max_model_len:
+        notes.append(
+            f"the draft knows {positions} positions, max_model_len is {plan.max_model_len}: vLLM"
+            " stretches the draft's rotary table, positions beyond were not trained"
+        )
+
+
+def _check_sizes(plan: Plan) -> None:
+    args = plan.engine_args
+    if args["dtype"] not in _DTYPES:
+        raise PlanError(
+            f"dtype {args['dtype']!r} is unknown", where="dtype", expected=f"one of {_DTYPES}"
+        )
+    if plan.max_num_seqs < 1:
+        raise PlanError(
+            f"max_num_seqs = {plan.max_num_seqs}", where="max_num_seqs", expected="at least 1"
+        )
+    if plan.device == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        if plan.num_threads is None or not 1 <= plan.num_threads <= cores:
+            raise PlanError(
+                f"num_threads = {plan.num_threads}",
+                where="num_threads",
+                expected=f"1 to {cores}, the cores this process may use",
+            )
+    pool = args.get("kv_cache_memory_bytes")
+    if pool is not None:
+        per_token = kv_bytes_per_token(plan.target, plan.draft)
+        blocks = -(-plan.max_model_len // _KV_BLOCK_TOKENS)
+        one = blocks * _KV_BLOCK_TOKENS * per_token
+        if pool < one:
+            raise PlanError(
+                f"a KV cache of {pool} bytes holds {pool // per_token} tokens",
+                where="kv_cache_bytes",
+                expected=f"{one} bytes, one sequence of max_model_len = {plan.max_model_len}",
+                fix="Raise kv_cache_bytes or lower max_model_len.",
+            )
+
+
+def _check_ngram(plan: Plan) -> None:
+    spec = plan.engine_args["speculative_config"]
+    low, high = spec["prompt_lookup_min"], spec["prompt_lookup_max"]
+    for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise PlanError(f"is {value!r}", where=name, expected="a whole number of at least 1")
+    if low > high:
+        raise PlanError(
+            f"the n-gram minimum {low} is above the maximum {high}",
+            where="prompt_lookup_min",
+            expected="minimum <= maximum",
+        )
+    if high >= plan.max_model_len:
+        raise PlanError(
+            f"the n-gram maximum {high} is not shorter than max_model_len = {plan.max_model_len}",
+            where="prompt_lookup_max",
+        )
+
+
+def _check_spec_keys(draft: Draft) -> None:
+    known = SPEC_KEYS.get(draft.family, ("family", "num_speculative_tokens"))
+    unknown = sorted(set(draft.spec) - set(known))
+    if unknown:
+        raise PlanError(
+            f"key {unknown[0]!r} has no effect for family {draft.family!r}",
+            where=f"{draft.path}/spec.json",
+            expected=f"only {', '.join(known)}",
+            fix="Remove it.",
+        )
+
+
+def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
+    target, config = plan.target, draft.config
+    where = f"{draft.path}/config.json"
+    fix = f"Point --target at the model this draft was built for, or train one for {target.name}."
+    expected_hidden = config.get("target_hidden_size", config.get("hidden_size"))
+    for key, found, right in (
+        ("hidden_size", expected_hidden, target.hidden_size),
+        ("vocab_size", config.get("vocab_size"), target.vocab_size),
+    ):
+        if found != right:
+            raise PlanError(
+                f"the draft is for a target with {key} {found}, {target.name} has {right}",
+                where=where,
+                fix=fix,
+            )
+    _check_taps(config, target.num_hidden_layers, where, fix)
+    trained = draft.metadata.get("trained")
+    if isinstance(trained, Mapping):
+        _compare_training(trained, plan, notes)
+    if plan.engine_args["dtype"] == "float16" and any(
+        tensor.dtype == "BF16" for tensor in draft.tensors.values()
+    ):
+        notes.append(
+            "a bf16 draft is served in float16: values above 65,504 overflow and acceptance may"
+            " fall to nothing (vLLM #55250)"
+        )
+
+
+def _check_taps(config: Mapping[str, Any], num_layers: int, where: str, fix: str) -> None:
+    taps = config.get("eagle_aux_hidden_state_layer_ids")
+    if taps is None:
+        return
+    if not isinstance(taps, list) or not all(
+        isinstance(tap, int) and not isinstance(tap, bool) and 0 <= tap <= num_layers
+        for tap in taps
+    ):
+        raise PlanError(
+            f"tapped layers {taps}",
+            where=where,
+            expected=f"layer ids from 0 to {num_layers}, the target's number of layers",
+            fix=fix,
+        )
+
+
+def _compare_training(trained: Mapping[str, Any], plan: Plan, notes: list[str]) -> None:
+    found: Mapping[str, Any] = trained
+    for key in ("target", "target_fingerprints", "fingerprints"):
+        nested = trained.get(key)
+        if isinstance(nested, Mapping):
+            found = nested
+    for key, label in (
+        ("tokenizer_sha256", "tokenizer"),
+        ("chat_template_sha256", "chat template"),
+        ("weights_fingerprint", "weights"),
+    ):
+        ours = getattr(plan.target, key)
+        theirs = found.get(key, trained.get(key))
+        if theirs is not None and ours is not None and theirs != ours:
+            notes.append(
+                f"the draft was trained on a target with another {label} ({str(theirs)[:12]}, here"
+                f" {ours[:12]}): expect lower acceptance"
+            )

@@ -1,0 +1,142 @@
+"""Runs inside vLLM's worker: what was resolved, and the bytes a draft really takes.
+
+Loaded through `worker_extension_cls`, so the engine is not changed. Memory rules: measurement notes
+in docs/footguns.md; on a CPU the packed weight of a linear layer leaves an empty tensor behind and
+is counted by its shape.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+__all__ = ["Inspector"]
+
+
+class Inspector:
+    """Methods that `collective_rpc` finds on every worker. Names start with paceline_."""
+
+    def paceline_facts(self) -> dict[str, Any]:
+        """What the worker built: runner class and draft model class."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        draft = _draft_model(runner)
+        return {
+            "runner": "v2" if _is_v2(runner) else "v1",
+            "runner_class": f"{type(runner).__module__}.{type(runner).__name__}",
+            "target_class": type(runner.get_model()).__name__,
+            "draft_class": None if draft is None else type(draft).__name__,
+        }
+
+    def paceline_memory(self, context_tokens: int) -> dict[str, Any] | None:
+        """Fields of MemoryFacts for one sequence of context_tokens; None without a draft model."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        draft = _draft_model(runner)
+        if draft is None:
+            return None
+        owned = _storages(runner.get_model())
+        weights, names_w, shared_w = _count(draft.named_parameters(), owned)
+        packed = _packed_linears(draft, runner.get_model())
+        buffers, names_b, shared_b = _count(draft.named_buffers(), owned)
+        kv_bytes, state_bytes = _cache_bytes(runner, draft, context_tokens)
+        return {
+            "context_tokens": context_tokens,
+            "weights_bytes": weights + sum(packed.values()),
+            "buffers_bytes": buffers,
+            "kv_bytes": kv_bytes,
+            "state_bytes": state_bytes,
+            "shared": sorted({*shared_w, *shared_b}),
+            "tensors": {**names_w, **packed, **names_b},
+        }
+
+
+def _is_v2(runner: Any) -> bool:
+    return any(
+        kind.__module__.startswith("vllm.v1.worker.gpu.model_runner")
+        for kind in type(runner).__mro__
+    )
+
+
+def _draft_model(runner: Any) -> Any:
+    """The draft's module in either runner; None for none and for model-free methods."""
+    proposer = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    model = getattr(proposer, "model", None)
+    return model if hasattr(model, "named_parameters") else None
+
+
+def _storages(module: Any) -> set[int]:
+    tensors = [*module.parameters(), *module.buffers()]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+
+
+def _count(named: Any, owned: set[int]) -> tuple[int, dict[str, int], list[str]]:
+    """Bytes of unique storages outside `owned`; own name -> bytes; names that share."""
+    total = 0
+    own: dict[str, int] = {}
+    shared: list[str] = []
+    seen: set[int] = set()
+    for name, tensor in named:
+        if not tensor.numel():
+            continue  # an emptied CPU linear, counted by shape
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in owned:
+            shared.append(name)
+        elif storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            own[name] = storage.nbytes()
+            total += own[name]
+    return total, own, shared
+
+
+def _packed_linears(draft: Any, target: Any) -> dict[str, int]:
+    """Linear layers whose weight the CPU backend packed away: name -> bytes by shape."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    targets = {id(module) for module in target.modules()}
+    found: dict[str, int] = {}
+    for name, module in draft.named_modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(module, LinearBase) or weight is None or weight.numel():
+            continue
+        if id(module) in targets:
+            continue
+        rows = getattr(module, "output_size_per_partition", module.output_size)
+        columns = getattr(module, "input_size_per_partition", module.input_size)
+        found[f"{name}.weight"] = rows * columns * weight.element_size()
+    return found
+
+
+def _cache_bytes(runner: Any, draft: Any, context_tokens: int) -> tuple[int, int]:
+    """KV bytes of one sequence with the draft's layers minus without, by vLLM's own grouping.
+
+    On a hybrid target K also adds recurrent state slots; they are in the difference, and the second
+    number is 0: nothing is counted twice.
+    """
+    config = runner.vllm_config
+    specs = runner.get_kv_cache_spec()
+    modules = set(draft.modules())
+    context = config.compilation_config.static_forward_context
+    drafts = {name for name in specs if context.get(name) in modules}
+    with_draft = _max_bytes(config, specs, context_tokens)
+    without = {
+        name: _without_speculation(spec) for name, spec in specs.items() if name not in drafts
+    }
+    plain = copy.copy(config)
+    plain.speculative_config = None
+    return with_draft - _max_bytes(plain, without, context_tokens), 0
+
+
+def _without_speculation(spec: Any) -> Any:
+    if getattr(spec, "num_speculative_blocks", 0):
+        return dataclasses.replace(spec, num_speculative_blocks=0)
+    return spec
+
+
+def _max_bytes(config: Any, specs: dict[str, Any], context_tokens: int) -> int:
+    from vllm.v1.core import kv_cache_utils
+
+    config = copy.copy(config)
+    config.model_config = copy.copy(config.model_config)
+    config.model_config.max_model_len = context_tokens
+    groups = kv_cache_utils.get_kv_cache_groups(config, dict(specs))
+    return int(kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups))
