@@ -1,0 +1,28 @@
+"""Training: a recipe and the target's own answers in, a draft folder out; and the replay."""
+
+from paceline.train.entry import replay_draft, train_draft
+from paceline.train.recipe import (
+    DraftShape,
+    Init,
+    LossMix,
+    Optim,
+    Recipe,
+    build_recipe,
+    learning_rate,
+    read_recipe,
+    recipe_sha256,
+)
+
+__all__ = [
+    "DraftShape",
+    "Init",
+    "LossMix",
+    "Optim",
+    "Recipe",
+    "build_recipe",
+    "learning_rate",
+    "read_recipe",
+    "recipe_sha256",
+    "replay_draft",
+    "train_draft",
+]

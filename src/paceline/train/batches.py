@@ -1,0 +1,146 @@
+"""Which rows train together, and which positions of them are supervised.
+
+The shift (U24; pinned by a test). A row is a text x with assistant spans [start, end). The target
+samples x[start] itself, so a draft is first asked for x[start+1]. A token p is supervised when
+start + 1 <= p < end. Step j predicts it from base t = p - 2 - j, and counts only if the token the
+draft begins with, x[t+1], is in the same span: step j then supervises p >= start + 1 + j.
+
+Batches are padded on the right (causal attention never looks there) and made once: the same rows
+sit together in every epoch, only the order of batches changes, as a pure function of seed and
+epoch. So cached features and a resumed run see bit-equal inputs.
+
+Shapes: B rows, T tokens, N bases, K steps, M supervised tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.data import Row
+from paceline.errors import DataError
+
+__all__ = ["Batch", "batch_order", "build_batch", "cut_rows", "plan_batches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One batch, on the CPU.
+
+    tokens_BT, lengths_B; bases_BN: every base any step starts from (padded with 0).
+    row_M, place_M: where supervised token m stands. source_KM: index of (row, base of step k) in
+    the flattened [B*N]; valid_KM: step k supervises token m.
+    """
+
+    row_ids: tuple[str, ...]
+    tokens_BT: Tensor
+    lengths_B: tuple[int, ...]
+    bases_BN: Tensor
+    row_M: Tensor
+    place_M: Tensor
+    source_KM: Tensor
+    valid_KM: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens, padding left out."""
+        return sum(self.lengths_B)
+
+
+def cut_rows(rows: Sequence[Row], *, max_length: int) -> tuple[list[Row], int]:
+    """Rows cut to max_length, those left without a supervised token dropped; how many were cut.
+
+    Raises DataError when nothing is left.
+    """
+    kept, num_cut = [], 0
+    for row in rows:
+        ids = row.input_ids[:max_length]
+        spans = tuple((a, min(b, len(ids))) for a, b in row.loss_spans if a < len(ids))
+        num_cut += len(ids) < len(row.input_ids)
+        if any(end - start >= 2 and end > 2 for start, end in spans):
+            kept.append(
+                Row(
+                    row_id=row.row_id,
+                    category=row.category,
+                    input_ids=ids,
+                    loss_spans=spans,
+                    finish_reason=row.finish_reason,
+                )
+            )
+    if not kept:
+        raise DataError(
+            f"none of {len(rows)} rows has a supervised token",
+            expected=f"assistant tokens within the first {max_length} tokens",
+            fix="Answer more prompts, or raise optim.max_length.",
+        )
+    return kept, num_cut
+
+
+def plan_batches(
+    lengths: Sequence[int], *, tokens_per_batch: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Row numbers that train together: rows of like length, padded size <= tokens_per_batch."""
+    order = list(range(len(lengths)))
+    random.Random(f"rows {seed}").shuffle(order)
+    order.sort(key=lambda number: -(-lengths[number] // 16))
+    batches: list[tuple[int, ...]] = []
+    current: list[int] = []
+    longest = 0
+    for number in order:
+        longest = max(longest, lengths[number])
+        if current and longest * (len(current) + 1) > tokens_per_batch:
+            batches.append(tuple(current))
+            current, longest = [], lengths[number]
+        current.append(number)
+    batches.append(tuple(current))
+    return batches
+
+
+def batch_order(num_batches: int, *, seed: int, epoch: int) -> list[int]:
+    """The order of one epoch; every batch once."""
+    order = list(range(num_batches))
+    random.Random(f"epoch {seed} {epoch}").shuffle(order)
+    return order
+
+
+def build_batch(rows: Sequence[Row], *, num_speculative_tokens: int) -> Batch:
+    """Tensors of one batch; see Batch."""
+    length = max(len(row.input_ids) for row in rows)
+    tokens = torch.zeros(len(rows), length, dtype=torch.int64)
+    bases: list[list[int]] = []
+    triples: list[tuple[int, int, int]] = []  # row, place, start of its span
+    for number, row in enumerate(rows):
+        tokens[number, : len(row.input_ids)] = torch.tensor(row.input_ids)
+        own: list[int] = []
+        for start, end in row.loss_spans:
+            own += range(max(start - 1, 0), end - 2)
+            triples += [(number, p, start) for p in range(max(start + 1, 2), end)]
+        bases.append(own)
+    width = max(len(own) for own in bases)
+    bases_BN = torch.zeros(len(rows), width, dtype=torch.int64)
+    at = torch.full((len(rows), length), -1, dtype=torch.int64)
+    for number, own in enumerate(bases):
+        bases_BN[number, : len(own)] = torch.tensor(own, dtype=torch.int64)
+        at[number, own] = number * width + torch.arange(len(own))
+    row_M, place_M, start_M = torch.tensor(triples, dtype=torch.int64).T.contiguous()
+    sources, valid = [], []
+    for step in range(num_speculative_tokens):
+        base = place_M - 2 - step
+        holds = (base + 1 >= start_M) & (base >= 0)
+        source = at[row_M, base.clamp(min=0)]
+        sources.append(source.clamp(min=0))
+        valid.append(holds & (source >= 0))
+    return Batch(
+        row_ids=tuple(row.row_id for row in rows),
+        tokens_BT=tokens,
+        lengths_B=tuple(len(row.input_ids) for row in rows),
+        bases_BN=bases_BN,
+        row_M=row_M,
+        place_M=place_M,
+        source_KM=torch.stack(sources),
+        valid_KM=torch.stack(valid),
+    )

@@ -1,0 +1,76 @@
+"""What the room offers outside; torch is imported only when one of these runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import MissingExtraError
+from paceline.target import TargetFacts
+from paceline.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from paceline.draft import Draft
+    from paceline.train.loop import Progress
+    from paceline.train.replay import Replay, ReplayText
+
+__all__ = ["replay_draft", "train_draft"]
+
+
+def _require_extra(doing: str) -> None:
+    for package in ("torch", "transformers", "safetensors"):
+        if find_spec(package) is None:
+            raise MissingExtraError(
+                f"{doing} needs {package}", fix="Run `pip install 'paceline[train]'`."
+            )
+
+
+def train_draft(
+    recipe: Recipe,
+    *,
+    target: TargetFacts,
+    data_dir: str | Path,
+    out_dir: str | Path,
+    device: str | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Draft:
+    """Trains a draft on a data folder and writes its folder at out_dir.
+
+    Checkpoints lie in `OUT.checkpoint` beside it until the draft is written; with `resume` the run
+    goes on from there exactly: on the CPU the result is bit-equal to an uninterrupted run. device:
+    "cpu" or "cuda", None takes a GPU if there is one. Raises RecipeError, DataError, TargetError,
+    DraftError, StorageError; Ctrl-C leaves a checkpoint.
+    """
+    _require_extra("training")
+    from paceline.train.loop import run_training
+
+    return run_training(
+        recipe,
+        target=target,
+        data_dir=data_dir,
+        out_dir=out_dir,
+        device=device,
+        resume=resume,
+        on_progress=on_progress,
+    )
+
+
+def replay_draft(
+    draft: Draft,
+    target: TargetFacts,
+    texts: Sequence[ReplayText],
+    *,
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+) -> Replay:
+    """Walks the steps a server took with the trainer's own forward.
+
+    texts: (prompt_ids, output_ids, per_step_accepted) of each answer; every step drafted K tokens.
+    """
+    _require_extra("the replay")
+    from paceline.train import replay
+
+    return replay.replay_draft(draft, target, texts, device=device, dtype=dtype)

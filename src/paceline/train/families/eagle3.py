@@ -1,0 +1,262 @@
+"""EAGLE-3 as vLLM 0.31.0 runs it: one layer on tapped target layers, run K times.
+
+For a text x and the base position t (the last position whose target features are known), the draft
+reads token x[t+1] and the features of t, at rope position t, and predicts x[t+2]. Step j > 0 reads
+the token just predicted, its own previous *pre-norm* output, at rope position t+j, and predicts
+x[t+2+j]. Keys and values of positions <= t are always those of step 0 (target features); a step
+also sees the keys of its own steps 1..j. `unroll` computes that for many bases at once.
+
+Shapes: B rows, T tokens, F = num_aux * target hidden, N bases a row, D hidden, H heads, G KV heads,
+E head width. Numbers: weights are float32 masters cast to the features' dtype where they are used;
+norms and softmax run in float32; the residual stream stays in the features' dtype, as when served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import DraftError
+
+__all__ = ["Eagle3", "build_module", "config_number"]
+
+
+def config_number(config: Mapping[str, Any], key: str) -> Any:
+    """A key the forward needs; never a default for a missing fact. Raises DraftError."""
+    if config.get(key) is None:
+        raise DraftError(f"key '{key}' is missing", where="config.json", expected="a value")
+    return config[key]
+
+
+class Linear(nn.Linear):
+    """y = x W^T (+ b) in x's dtype; the stored weight keeps its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class Norm(nn.Module):
+    """RMS norm, computed in at least float32, answered in x's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        shape = (x.shape[-1],)
+        return F.rms_norm(x.to(wide), shape, self.weight.to(wide), self.eps).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query projections and rope; the scores are the unroll's business."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width = int(config_number(config, "hidden_size"))
+        self.num_heads = int(config_number(config, "num_attention_heads"))
+        self.num_kv_heads = int(config_number(config, "num_key_value_heads"))
+        self.head_dim = int(config_number(config, "head_dim"))
+        bias = bool(config.get("attention_bias", False))
+        inner, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = Linear(2 * width, inner, bias=bias)
+        self.k_proj = Linear(2 * width, kv, bias=bias)
+        self.v_proj = Linear(2 * width, kv, bias=bias)
+        self.o_proj = Linear(inner, width, bias=bias)
+        rope = config_number(config, "rope_parameters")
+        kind = rope.get("rope_type", "default")
+        if kind != "default":
+            raise DraftError(
+                f"rope type '{kind}' cannot be trained", where="config.json", expected="default"
+            )
+        self.rope_theta = float(rope["rope_theta"])
+        self.rotary_dim = int(self.head_dim * float(rope.get("partial_rotary_factor", 1.0)))
+
+    def rotate(self, x_BNHE: Tensor, positions_BN: Tensor) -> Tensor:
+        """Neox-style rope over the first rotary_dim dimensions; angles in float32 or wider."""
+        half = self.rotary_dim // 2
+        wide = torch.promote_types(x_BNHE.dtype, torch.float32)
+        steps = torch.arange(half, device=x_BNHE.device, dtype=torch.float64)
+        frequency = self.rope_theta ** (-2.0 * steps / self.rotary_dim)
+        angle = (positions_BN[..., None].double() * frequency)[:, :, None, :]
+        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+        first = x_BNHE[..., :half].to(wide)
+        second = x_BNHE[..., half : 2 * half].to(wide)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned.to(x_BNHE.dtype), x_BNHE[..., 2 * half :]), dim=-1)
+
+    def queries(self, x_BND: Tensor, positions_BN: Tensor) -> Tensor:
+        q = self.q_proj(x_BND).unflatten(-1, (self.num_heads, self.head_dim))
+        return self.rotate(q, positions_BN)
+
+    def keys_values(self, x_BND: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
+        k = self.k_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.v_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        return self.rotate(k, positions_BN), v
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, inner, bias=bias)
+        self.up_proj = Linear(width, inner, bias=bias)
+        self.down_proj = Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class MidLayer(nn.Module):
+    """The one decoder layer; its names are the file's."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, eps = int(config_number(config, "hidden_size")), float(config["rms_norm_eps"])
+        if config_number(config, "hidden_act") != "silu":
+            raise DraftError("only hidden_act 'silu' is served", where="config.json")
+        self.input_layernorm = Norm(width, eps)
+        self.hidden_norm = Norm(width, eps)
+        self.post_attention_layernorm = Norm(width, eps)
+        self.self_attn = Attention(config)
+        inner = int(config_number(config, "intermediate_size"))
+        self.mlp = Mlp(width, inner, bool(config.get("mlp_bias", False)))
+        self.norm_before_residual = bool(config_number(config, "norm_before_residual"))
+
+    def enter(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(attention input [.., 2D], residual [.., D])."""
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.norm_before_residual else hidden
+        return torch.cat((self.input_layernorm(embeds), normed), dim=-1), residual
+
+    def leave(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The pre-norm output: what the next step reads and the final norm turns into logits."""
+        residual = residual + self.self_attn.o_proj(attended)
+        return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
+
+
+class Eagle3(nn.Module):
+    """The draft. `state_dict()` names are the names in model.safetensors."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width = int(config_number(config, "hidden_size"))
+        for flag in ("norm_before_fc", "fc_norm", "norm_output"):
+            if config.get(flag):
+                raise DraftError(
+                    f"'{flag}' is set; Paceline trains and replays drafts without it",
+                    where="config.json",
+                )
+        num_aux = int(config_number(config, "num_aux_hidden_states"))
+        source = int(config.get("target_hidden_size") or width)
+        self.fc = Linear(num_aux * source, width, bias=False)
+        self.midlayer = MidLayer(config)
+        self.norm = Norm(width, float(config["rms_norm_eps"]))
+        draft_vocab = int(config_number(config, "draft_vocab_size"))
+        self.lm_head: Linear | None = None
+        self.d2t: Tensor | None
+        if draft_vocab != int(config_number(config, "vocab_size")):
+            self.lm_head = Linear(width, draft_vocab, bias=False)
+            self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
+        else:
+            self.d2t = None
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """d2t is an offset: target id = i + d2t[i]."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+    def unroll(
+        self,
+        tokens_BT: Tensor,
+        features_BTF: Tensor,
+        bases_BN: Tensor,
+        embedding_VD: Tensor,
+        *,
+        num_steps: int,
+        head_VD: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """K steps from every base at once: (post-norm outputs [B,N,D], target ids proposed [B,N]).
+
+        tokens_BT: the text; features_BTF: target taps of each position, already concatenated.
+        bases_BN: base positions t with t + 1 < T (rows may be padded with 0).
+        Without head_VD the later steps read the text's own tokens x[t+1+j] (training; past the end
+        they read token 0 and must carry no loss) and no ids come back; with it they read the ids
+        this draft just proposed (replay), as the server does.
+        """
+        layer, attention = self.midlayer, self.midlayer.self_attn
+        num_rows, length = tokens_BT.shape
+        dtype, device = features_BTF.dtype, features_BTF.device
+        places_BT = torch.arange(length, device=device).expand(num_rows, length)
+        # step 0: keys and values of every position
+        hidden_BTD = self.fc(features_BTF)
+        inputs_BT = F.pad(tokens_BT[:, 1:], (0, 1))
+        embeds_BTD = F.embedding(inputs_BT, embedding_VD).to(dtype)
+        joined_BTD, residual_BTD = layer.enter(embeds_BTD, hidden_BTD)
+        keys_BTGE, values_BTGE = attention.keys_values(joined_BTD, places_BT)
+        unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
+        # step 0: queries only at the bases
+        joined, residual = _take(joined_BTD, bases_BN), _take(residual_BTD, bases_BN)
+        own: list[tuple[Tensor, Tensor]] = []
+        outputs, proposed = [], []
+        for step in range(num_steps):
+            places_BN = bases_BN + step
+            queries = attention.queries(joined, places_BN)
+            if step:
+                own.append(attention.keys_values(joined, places_BN))
+            attended = _attend(queries, keys_BTGE, values_BTGE, unseen_BNT, own)
+            prenorm = layer.leave(attended, residual)
+            normed = self.norm(prenorm)
+            outputs.append(normed)
+            if head_VD is not None:
+                logits = F.linear(normed, head_VD.to(dtype))
+                proposed.append(self.to_target_ids(logits.argmax(dim=-1)))
+            if step + 1 < num_steps:
+                ids = proposed[-1] if proposed else _following(tokens_BT, places_BN + 2)
+                embeds = F.embedding(ids, embedding_VD).to(dtype)
+                joined, residual = layer.enter(embeds, prenorm)
+        return outputs, proposed
+
+
+def _take(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
+    return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def _following(tokens_BT: Tensor, index_BN: Tensor) -> Tensor:
+    inside = index_BN < tokens_BT.shape[1]
+    return torch.where(inside, tokens_BT.gather(1, index_BN.where(inside, 0)), 0)
+
+
+def _attend(
+    queries_BNHE: Tensor,
+    keys_BTGE: Tensor,
+    values_BTGE: Tensor,
+    unseen_BNT: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """One softmax over the step-0 keys at positions <= t and the base's own later keys."""
+    num_groups, width = keys_BTGE.shape[2:]
+    wide = torch.promote_types(queries_BNHE.dtype, torch.float32)
+    queries = queries_BNHE.reshape(*queries_BNHE.shape[:2], num_groups, -1, width)  # B N G R E
+    scale = 1.0 / math.sqrt(width)
+    past = torch.einsum("bngre,btge->bgrnt", queries, keys_BTGE).to(wide) * scale
+    scores = [past.masked_fill(unseen_BNT[:, None, None], -math.inf)]
+    for keys, _ in own:
+        diagonal = torch.einsum("bngre,bnge->bgrn", queries, keys).to(wide) * scale
+        scores.append(diagonal[..., None])
+    shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(queries_BNHE.dtype)
+    length = keys_BTGE.shape[1]
+    mixed = torch.einsum("bgrnt,btge->bngre", shares[..., :length], values_BTGE)
+    for number, (_, values) in enumerate(own):
+        mixed = mixed + torch.einsum("bgrn,bnge->bngre", shares[..., length + number], values)
+    return mixed.flatten(2)
+
+
+def build_module(config: Mapping[str, Any]) -> Eagle3:
+    """The module for an EAGLE-3 config.json. Raises DraftError for what cannot be trained."""
+    return Eagle3(config)

@@ -1,0 +1,174 @@
+"""Trained acceptance equals served acceptance: walking the very steps that a server took.
+
+A server answers a prompt of P tokens. The first output token comes from prefill, so the first step
+drafts from base t = P - 1; a step that accepted a tokens moves the base on by a + 1. At each base
+visited the trainer's own forward drafts K tokens greedily, from the target's features of the text
+as delivered, and the tokens that equal the delivered ones are counted.
+
+Averages over all positions say something else: visited bases are a biased sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.acceptance import accept_greedy
+from paceline.draft import Draft
+from paceline.errors import DraftError, ResultError
+from paceline.target import TargetFacts
+from paceline.train.families.eagle3 import Eagle3, build_module
+from paceline.train.families.eagle3_weights import load_draft_tensors
+from paceline.train.features import FrozenTarget, load_frozen_target
+
+__all__ = ["Replay", "ReplayText", "load_draft_module", "propose", "replay_draft", "walk_bases"]
+
+ReplayText = tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Served beside trained, over the steps whose drafted tokens the text can judge.
+
+    num_steps: such steps (a step that delivered nothing past its own token is left out).
+    num_agree: both accepted the same number, counting only tokens that were delivered, so the last
+    step, cut by a stop or the limit, is compared as far as it goes. position_served[i] and
+    position_trained[i]: share of steps with the first i+1 tokens accepted. proposed: per text, per
+    step, the K target ids that the trained draft proposes.
+    """
+
+    num_steps: int
+    num_agree: int
+    position_served: tuple[float, ...]
+    position_trained: tuple[float, ...]
+    proposed: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def share(self) -> float | None:
+        return self.num_agree / self.num_steps if self.num_steps else None
+
+    @property
+    def position_1_served(self) -> float | None:
+        return self.position_served[0] if self.position_served else None
+
+    @property
+    def position_1_trained(self) -> float | None:
+        return self.position_trained[0] if self.position_trained else None
+
+
+def walk_bases(num_prompt: int, num_output: int, accepted: Sequence[int]) -> list[int]:
+    """Base position of each step. Raises ResultError when the steps outrun the text."""
+    bases, base = [], num_prompt - 1
+    for number, took in enumerate(accepted):
+        if base + 1 >= num_prompt + num_output:
+            raise ResultError(
+                f"step {number} of {len(accepted)} starts after the last delivered token",
+                expected="accepted counts of this very answer",
+            )
+        bases.append(base)
+        base += took + 1
+    return bases
+
+
+def load_draft_module(draft: Draft) -> Eagle3:
+    """The module of a draft folder, weights as stored. Raises DraftError for another family."""
+    if draft.family != "eagle3":
+        raise DraftError(
+            f"a draft of family '{draft.family}' cannot be replayed",
+            where=str(draft.path),
+            expected="eagle3",
+        )
+    module = build_module(draft.config)
+    tensors = {name: t for name, t in load_draft_tensors(draft).items() if name != "t2d"}
+    module.load_state_dict(tensors)
+    return module.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def propose(
+    module: Eagle3,
+    frozen: FrozenTarget,
+    *,
+    ids: Sequence[int],
+    bases: Sequence[int],
+    aux_layer_ids: Sequence[int],
+    num_speculative_tokens: int,
+) -> list[tuple[int, ...]]:
+    """K greedy draft tokens from each base of one text, each base on its own proposals."""
+    device = frozen.embedding_VD.device
+    tokens_BT = torch.tensor([list(ids)], device=device)
+    taps_BTF = frozen.features(tokens_BT, aux_layer_ids).taps_BTF
+    head: Tensor = frozen.head_VD if module.lm_head is None else module.lm_head.weight
+    _, proposed = module.unroll(
+        tokens_BT,
+        taps_BTF,
+        torch.tensor([list(bases)], device=device),
+        frozen.embedding_VD,
+        num_steps=num_speculative_tokens,
+        head_VD=head,
+    )
+    rows = torch.stack([step[0] for step in proposed], dim=-1).tolist()
+    return [tuple(row) for row in rows]
+
+
+def replay_draft(
+    draft: Draft,
+    target: TargetFacts,
+    texts: Sequence[ReplayText],
+    *,
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+) -> Replay:
+    """Replays served answers: (prompt_ids, output_ids, per_step_accepted) each.
+
+    Every step must have drafted the draft's K tokens. dtype: arithmetic of target and draft.
+    Raises DraftError, TargetError, ResultError.
+    """
+    module = load_draft_module(draft).to(device)
+    frozen = load_frozen_target(
+        target, device=device, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    )
+    width = draft.num_speculative_tokens
+    aux_layer_ids = draft.config["eagle_aux_hidden_state_layer_ids"]
+    served_at, trained_at = [0] * width, [0] * width
+    num_steps = num_agree = 0
+    proposed: list[tuple[tuple[int, ...], ...]] = []
+    for prompt_ids, output_ids, accepted in texts:
+        if any(not 0 <= took <= width for took in accepted):
+            raise ResultError(f"a step accepted more than the draft's {width} tokens")
+        bases = walk_bases(len(prompt_ids), len(output_ids), accepted)
+        ids = [*prompt_ids, *output_ids]
+        rows = (
+            propose(
+                module,
+                frozen,
+                ids=ids,
+                bases=bases,
+                aux_layer_ids=aux_layer_ids,
+                num_speculative_tokens=width,
+            )
+            if bases
+            else []
+        )
+        proposed.append(tuple(rows))
+        for base, took, row in zip(bases, accepted, rows, strict=True):
+            delivered = ids[base + 2 : base + 2 + width]
+            if not delivered:
+                continue
+            served = min(took, len(delivered))
+            trained = accept_greedy(row, delivered)
+            num_steps += 1
+            num_agree += served == trained
+            for position in range(width):
+                served_at[position] += served > position
+                trained_at[position] += trained > position
+    return Replay(
+        num_steps=num_steps,
+        num_agree=num_agree,
+        position_served=tuple(n / num_steps for n in served_at) if num_steps else (),
+        position_trained=tuple(n / num_steps for n in trained_at) if num_steps else (),
+        proposed=tuple(proposed),
+    )

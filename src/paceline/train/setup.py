@@ -1,0 +1,225 @@
+"""What a run is before it starts: rows, sizes, vocabulary, config; and its record afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.data import Row, read_data_record, read_rows
+from paceline.draft import build_eagle3_config, default_aux_layer_ids, read_draft, resolve_draft
+from paceline.errors import DataError, RecipeError
+from paceline.records import build_provenance, read_json, sha256_file
+from paceline.target import TargetFacts
+from paceline.train.batches import cut_rows
+from paceline.train.families.eagle3 import Eagle3, build_module
+from paceline.train.families.eagle3_weights import (
+    start_from_draft,
+    start_from_target,
+    start_random,
+)
+from paceline.train.features import FrozenTarget
+from paceline.train.recipe import Recipe, recipe_sha256
+from paceline.train.vocabulary import choose_draft_tokens, offsets
+
+__all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
+
+_FINGERPRINTS = ("tokenizer_sha256", "chat_template_sha256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything fixed before the first step.
+
+    run: what a checkpoint must share to be gone on from. draft_tokens: target ids of a reduced
+    vocabulary, ascending, or None. num_cut: rows longer than max_length.
+    """
+
+    recipe: Recipe
+    target: TargetFacts
+    rows: tuple[Row, ...]
+    num_cut: int
+    data_record: dict[str, Any]
+    data_sha256: str
+    aux_layer_ids: tuple[int, ...]
+    draft_tokens: tuple[int, ...] | None
+    config: dict[str, Any]
+    started_from: dict[str, Any]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.as_dict(),
+            "data": {"sha256": self.data_sha256, "num_rows": len(self.rows)},
+            "target": _fingerprints(self.target),
+            "started_from": self.started_from,
+        }
+
+    def build_module(self, frozen: FrozenTarget) -> tuple[Eagle3, list[str]]:
+        """The module with its first weights, and the names of those taken from elsewhere."""
+        import torch
+
+        module = build_module(self.config)
+        source = self.recipe.init.from_
+        taken: list[str] = []
+        if source == "target":
+            taken = start_from_target(
+                module, frozen, seed=self.recipe.seed, draft_tokens=self.draft_tokens
+            )
+        elif source == "random":
+            start_random(module, self.recipe.seed)
+        if self.draft_tokens is not None:
+            module.d2t = torch.tensor(offsets(self.draft_tokens), dtype=torch.int64)
+        if source not in ("target", "random"):
+            start_from_draft(module, read_draft(resolve_draft(source)))
+            taken = sorted(module.state_dict())
+        return module, taken
+
+    def metadata(
+        self, out_dir: Path, *, totals: Mapping[str, Any], num_steps: int, taken: list[str]
+    ) -> dict[str, Any]:
+        """metadata.json: how this draft came to be."""
+        recipe = self.recipe
+        coverage = totals["coverage"] / totals["batches"] if totals["batches"] else None
+        return {
+            "name": out_dir.name,
+            "trained": {
+                "target": {"name": self.target.name, **_fingerprints(self.target)},
+                "thinking": self.data_record.get("thinking"),
+                "data": {
+                    "sha256": self.data_sha256,
+                    "num_rows": len(self.rows),
+                    "num_rows_cut": self.num_cut,
+                    "prompt_set": self.data_record.get("prompts"),
+                    "sampling": self.data_record.get("sampling"),
+                },
+                "trained_length": max(len(row.input_ids) for row in self.rows),
+                "rotary_dim": int(
+                    self.config["head_dim"]
+                    * float(self.config["rope_parameters"].get("partial_rotary_factor", 1.0))
+                ),
+                "recipe": recipe.as_dict(),
+                "recipe_sha256": recipe_sha256(recipe),
+                "seed": recipe.seed,
+                "started_from": {**self.started_from, "tensors": taken},
+                "num_steps": num_steps,
+                "tokens_seen": totals["tokens"],
+                "minutes": round(totals["seconds"] / 60.0, 2),
+                "draft_vocab_coverage": coverage,
+                "provenance": build_provenance(seed=recipe.seed, inputs={"data": self.data_sha256}),
+            },
+        }
+
+
+def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) -> Setup:
+    """Reads the data, checks that it is this target's, fixes sizes and vocabulary."""
+    data_dir = Path(data_dir)
+    record = read_data_record(data_dir)
+    _require_same_target(record, target, data_dir)
+    rows, num_cut = cut_rows(read_rows(data_dir), max_length=recipe.optim.max_length)
+    _require_known_tokens(rows, target, data_dir)
+    shape = recipe.draft
+    aux_layer_ids = tuple(
+        shape.aux_layer_ids
+        if shape.aux_layer_ids is not None
+        else default_aux_layer_ids(target.num_hidden_layers)
+    )
+    if max(aux_layer_ids) >= target.num_hidden_layers:
+        raise RecipeError(
+            f"key 'draft.aux_layer_ids' names layer {max(aux_layer_ids)}",
+            where=recipe.path,
+            expected=f"ids from 0 to {target.num_hidden_layers - 1}, the streams between layers",
+        )
+    config = build_eagle3_config(
+        target,
+        aux_layer_ids=aux_layer_ids,
+        draft_vocab_size=shape.draft_vocab_size,
+        intermediate_size=shape.intermediate_size,
+        norm_before_residual=shape.norm_before_residual,
+    )
+    draft_tokens = None
+    if config["draft_vocab_size"] != target.vocab_size:
+        draft_tokens = tuple(
+            choose_draft_tokens(
+                rows,
+                draft_vocab_size=config["draft_vocab_size"],
+                vocab_size=target.vocab_size,
+                always=special_tokens(target),
+            )
+        )
+    return Setup(
+        recipe=recipe,
+        target=target,
+        rows=tuple(rows),
+        num_cut=num_cut,
+        data_record=record,
+        data_sha256=sha256_file(data_dir / "rows.jsonl"),
+        aux_layer_ids=aux_layer_ids,
+        draft_tokens=draft_tokens,
+        config=config,
+        started_from=_started_from(recipe, target),
+    )
+
+
+def _fingerprints(target: TargetFacts) -> dict[str, Any]:
+    names = ("weights_fingerprint", *_FINGERPRINTS)
+    return {name: getattr(target, name) for name in names}
+
+
+def _started_from(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    source = recipe.init.from_
+    if source == "target":
+        return {"from": "target", "sha256": target.weights_fingerprint}
+    if source == "random":
+        return {"from": "random", "sha256": None}
+    draft = read_draft(resolve_draft(source))
+    if draft.family != recipe.family:
+        raise RecipeError(
+            f"key 'init.from' names a draft of family {draft.family}",
+            where=recipe.path,
+            expected=f"family {recipe.family}",
+        )
+    return {"from": source, "sha256": draft.sha256}
+
+
+def _require_same_target(record: Mapping[str, Any], target: TargetFacts, data_dir: Path) -> None:
+    made_for = record.get("target")
+    if not isinstance(made_for, Mapping):
+        raise DataError("key 'target' is missing", where=f"{data_dir}/data.json")
+    for name in _FINGERPRINTS:
+        if made_for.get(name) != getattr(target, name):
+            raise DataError(
+                f"the data was made for a target with another {name}",
+                where=f"{data_dir}/data.json",
+                expected=f"{getattr(target, name)} (target '{target.name}')",
+                fix="Answer the prompts with this target, or train for the target of the data.",
+            )
+
+
+def _require_known_tokens(rows: list[Row], target: TargetFacts, data_dir: Path) -> None:
+    for row in rows:
+        worst = max(row.input_ids)
+        if worst >= target.vocab_size or min(row.input_ids) < 0:
+            raise DataError(
+                f"row '{row.row_id}' holds token {worst}",
+                where=f"{data_dir}/rows.jsonl",
+                expected=f"ids from 0 to {target.vocab_size - 1}",
+            )
+
+
+def special_tokens(target: TargetFacts) -> list[int]:
+    """Ids a draft vocabulary must keep: begin, end, padding, and the tokenizer's special tokens."""
+    ids = {*target.eos_token_ids, target.bos_token_id, target.pad_token_id} - {None}
+    path = target.path / "tokenizer.json"
+    if path.is_file():
+        added = read_json(path).get("added_tokens") or []
+        ids |= {token["id"] for token in added if token.get("special")}
+    return sorted(token for token in ids if token is not None and token < target.vocab_size)
+
+
+def with_num_steps(recipe: Recipe, num_steps: int) -> Recipe:
+    """The same recipe with a length in steps in place of epochs."""
+    optim = dataclasses.replace(recipe.optim, num_steps=num_steps, num_epochs=None)
+    return dataclasses.replace(recipe, optim=optim)
