@@ -7,8 +7,9 @@ __all__ = ["DEFINITIONS"]
 DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Score",
-        "100 × the weighted sum of the three capped ratios. The baseline against itself is exactly "
-        "100. Below the acceptance gate a run has a score but no rank.",
+        "100 × the weighted sum of the three capped ratios. Each ratio is the candidate's "
+        "advantage, so above 1 is better. The baseline against itself is exactly 100. Below the "
+        "acceptance gate a run has a score but no rank.",
     ),
     (
         "Acceptance length, scored (tau)",

@@ -94,7 +94,7 @@ def build_page(result: Result, requests: Iterable[Mapping[str, Any]] = ()) -> st
     page = environment.get_template("report.html.j2").render(
         css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         not_measured=NOT_MEASURED,
-        arms=list_arms(result),
+        arms=[clean_text(arm, limit=24) for arm in list_drafting_arms(result)],
         candidate=name_draft(result, "candidate"),
         baseline=name_draft(result, "baseline"),
         created_at=_write_moment(pick_text(result, "provenance", "created_at") or ""),

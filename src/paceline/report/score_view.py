@@ -33,9 +33,9 @@ Result = Mapping[str, Any]
 _LABELS = {"tau": "Acceptance length", "memory": "Draft memory", "tpot": "Time per token"}
 _UNITS = {"tau": "tokens per step", "memory": "added bytes", "tpot": "geometric mean"}
 _CONTEXT = {
-    "tau": "candidate over baseline",
-    "memory": "baseline over candidate",
-    "tpot": "baseline over candidate",
+    "tau": "tokens per step, more is better",
+    "memory": "bytes added, fewer is better",
+    "tpot": "geometric mean, less is better",
 }
 _ABSOLUTE = {
     "tau": ("tau", "value"),
@@ -124,6 +124,8 @@ def _describe_gate(result: Result) -> tuple[str, bool | None]:
     minimum = pick_number(result, "score", "gate", "minimum_tau_ratio")
     passed = pick(result, "score", "gate", "passed")
     found = _ratio(result, "tau")
+    if pick(result, "score") is None:
+        return "acceptance gate not decided", None
     if minimum is None:
         return "no acceptance gate in these rules", None
     text = f"acceptance ratio {format_number(found)}, at least {format_number(minimum)} needed"

@@ -239,8 +239,8 @@ def test_no_sideways_scrolling_on_a_phone(name: str, tmp_path: Path) -> None:
     command = [
         "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
         "--no-first-run", "--disable-background-networking", "--disable-component-update",
-        "--disable-sync", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
-        (tmp_path / "frame.html").as_uri(),
+        "--disable-sync", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom", (tmp_path / "frame.html").as_uri(),
     ]  # fmt: skip
     environment = {**os.environ, "HOME": str(tmp_path)}
     answer = subprocess.run(
