@@ -1,0 +1,19 @@
+"""Measures served drafts: acceptance, memory, time, fidelity, and the score with its intervals."""
+
+from __future__ import annotations
+
+from paceline.eval.result import add_replay, write_result
+from paceline.eval.run import EvalPrompt, measure_run
+from paceline.eval.samples import build_samples
+from paceline.eval.score import score_run
+from paceline.eval.transcript import read_answers
+
+__all__ = [
+    "EvalPrompt",
+    "add_replay",
+    "build_samples",
+    "measure_run",
+    "read_answers",
+    "score_run",
+    "write_result",
+]

@@ -1,0 +1,166 @@
+"""requests.jsonl: everything a run measured, one line an event, appended as it happens.
+
+settings   what must be the same for a run to go on after a stop
+segment    an engine is ready to be measured; its counters at that moment
+answer     one finished request of one arm, and the engine's counters after it
+failure    one request that the engine did not answer
+fork       the target's own view of the token where an arm left the plain text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.endpoint import Answer, Counters, TokenChoice
+from paceline.errors import ResultError
+from paceline.records import append_jsonl, read_jsonl
+
+__all__ = [
+    "REQUESTS_NAME",
+    "Transcript",
+    "append_answer",
+    "append_failure",
+    "append_fork",
+    "append_segment",
+    "append_settings",
+    "parse_answer",
+    "read_answers",
+    "read_transcript",
+    "require_sound",
+]
+
+REQUESTS_NAME = "requests.jsonl"
+
+
+@dataclass(kw_only=True)
+class Transcript:
+    """A requests.jsonl in memory. outcomes: arm -> request id -> answer or failure row.
+
+    readings: (arm, segment) -> counters at the start and after each answer, in order.
+    """
+
+    settings: dict[str, Any] | None = None
+    outcomes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    readings: dict[tuple[str, int], list[Counters]] = field(default_factory=dict)
+    forks: dict[tuple[str, str], TokenChoice] = field(default_factory=dict)
+
+    @property
+    def num_segments(self) -> int:
+        return 1 + max((segment for _, segment in self.readings), default=-1)
+
+
+def append_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    append_jsonl(path, {"kind": "settings", "settings": dict(settings)})
+
+
+def append_segment(path: Path, *, arm: str, segment: int, counters: Counters) -> None:
+    row = {"kind": "segment", "arm": arm, "segment": segment, "counters": asdict(counters)}
+    append_jsonl(path, row)
+
+
+def append_answer(
+    path: Path, answer: Answer, *, arm: str, category: str, segment: int, counters: Counters
+) -> None:
+    row = asdict(answer)
+    row["id"] = row.pop("request_id")
+    head = {"kind": "answer", "arm": arm, "category": category, "segment": segment}
+    append_jsonl(path, {**head, **row, "counters": asdict(counters)})
+
+
+def append_failure(
+    path: Path, *, arm: str, request_id: str, category: str, num_prompt_tokens: int, error: str
+) -> None:
+    row = {"kind": "failure", "arm": arm, "id": request_id, "category": category}
+    append_jsonl(path, {**row, "num_prompt_tokens": num_prompt_tokens, "error": error})
+
+
+def append_fork(path: Path, *, arm: str, request_id: str, choice: TokenChoice) -> None:
+    append_jsonl(path, {"kind": "fork", "arm": arm, "id": request_id, **asdict(choice)})
+
+
+def read_transcript(run_dir: str | Path) -> Transcript:
+    """Reads requests.jsonl; a cut last line is left out. Raises ResultError naming the line."""
+    path = Path(run_dir) / REQUESTS_NAME
+    transcript = Transcript()
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}:{number}"
+        try:
+            _add_row(transcript, row)
+        except (KeyError, TypeError, ValueError) as problem:
+            if isinstance(problem, ResultError):
+                raise
+            raise ResultError(
+                f"is not a row of a run: {problem!r}", where=where, fix="Restore the file."
+            ) from None
+    return transcript
+
+
+def _add_row(transcript: Transcript, row: dict[str, Any]) -> None:
+    kind = row["kind"]
+    if kind == "settings":
+        transcript.settings = row["settings"]
+    elif kind == "segment":
+        transcript.readings[row["arm"], row["segment"]] = [_parse_counters(row["counters"])]
+    elif kind == "answer":
+        require_sound(parse_answer(row))
+        transcript.readings[row["arm"], row["segment"]].append(_parse_counters(row["counters"]))
+        transcript.outcomes.setdefault(row["arm"], {})[row["id"]] = row
+    elif kind == "failure":
+        if not isinstance(row["error"], str) or not isinstance(row["num_prompt_tokens"], int):
+            raise ValueError("error or num_prompt_tokens")
+        transcript.outcomes.setdefault(row["arm"], {})[row["id"]] = row
+    elif kind == "fork":
+        transcript.forks[row["arm"], row["id"]] = TokenChoice(
+            token_ids=tuple(row["token_ids"]), logprobs=tuple(row["logprobs"])
+        )
+    else:
+        raise ValueError(f"kind {kind!r}")
+
+
+def _parse_counters(row: dict[str, Any]) -> Counters:
+    per_position = tuple(row["num_accepted_tokens_per_pos"])
+    return Counters(**{**row, "num_accepted_tokens_per_pos": per_position})
+
+
+def parse_answer(row: Mapping[str, Any]) -> Answer:
+    """The Answer of an answer row."""
+
+    def optional(name: str) -> tuple[int, ...] | None:
+        return None if row[name] is None else tuple(row[name])
+
+    return Answer(
+        request_id=row["id"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        output_ids=tuple(row["output_ids"]),
+        finish_reason=row["finish_reason"],
+        sent_at_s=row["sent_at_s"],
+        chunk_times_s=tuple(row["chunk_times_s"]),
+        chunk_tokens=tuple(row["chunk_tokens"]),
+        per_step_accepted=optional("per_step_accepted"),
+        per_step_drafted=optional("per_step_drafted"),
+    )
+
+
+def read_answers(run_dir: str | Path, arm: str) -> list[Answer]:
+    """The answers of one arm in the order they finished; failures are left out."""
+    outcomes = read_transcript(run_dir).outcomes.get(arm, {})
+    return [parse_answer(row) for row in outcomes.values() if row["kind"] == "answer"]
+
+
+def require_sound(answer: Answer) -> None:
+    """Raises ResultError for an answer whose tokens, chunks and times contradict each other."""
+    times = answer.chunk_times_s
+    problem = None
+    if not answer.output_ids:
+        problem = "the answer is empty"
+    elif sum(answer.chunk_tokens) != len(answer.output_ids) or min(answer.chunk_tokens) < 1:
+        problem = f"chunks of {list(answer.chunk_tokens)} for {len(answer.output_ids)} tokens"
+    elif len(times) != len(answer.chunk_tokens):
+        problem = f"{len(times)} chunk times for {len(answer.chunk_tokens)} chunks"
+    elif any(b < a for a, b in zip((answer.sent_at_s, *times), times, strict=False)):
+        problem = "times that run backwards"
+    if problem:
+        raise ResultError(problem, where=f"request {answer.request_id!r}")
