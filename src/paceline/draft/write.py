@@ -79,12 +79,25 @@ def write_draft(
             )
     with atomic_folder(out_dir, replace=replace) as folder:
         write_json(folder / "spec.json", full_spec)
-        write_json(folder / "metadata.json", metadata)
+        write_json(folder / "metadata.json", _tell_shared(metadata, tensors, family))
         if METHODS[family].has_weights:
             write_json(folder / "config.json", config)
             _save(folder / "model.safetensors", tensors)
         read_draft(folder)  # what lies on the disk is what was meant, or nothing appears
     return read_draft(out_dir)
+
+
+def _tell_shared(
+    metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], family: str
+) -> dict[str, Any]:
+    """Records which layers the draft borrows from the target, so that a check can tell."""
+    result = dict(metadata)
+    if METHODS[family].has_weights:
+        trained = dict(result.get("trained") or {})
+        for key, name in (("embeddings", "embed_tokens.weight"), ("lm_head", "lm_head.weight")):
+            trained.setdefault(key, "own" if name in tensors else "shared with the target")
+        result["trained"] = trained
+    return result
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:

@@ -1,0 +1,37 @@
+"""What the rules of one run look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.draft import Contract, Eagle3Sizes, FolderScan
+from paceline.rules import Limits
+from paceline.target import TargetFacts
+
+__all__ = ["Case"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One folder, and what it is checked against.
+
+    sizes, contract: None when the config states too little to know them.
+    limits: of the contest named by the user, or of emc2-2027; is_contest tells which.
+    """
+
+    scan: FolderScan
+    family: str | None
+    config: dict[str, Any]
+    sizes: Eagle3Sizes | None
+    contract: Contract | None
+    target: TargetFacts | None
+    limits: Limits
+    is_contest: bool
+
+    @property
+    def num_speculative_tokens(self) -> int | None:
+        """K, when spec.json states a sensible one."""
+        value = (self.scan.spec or {}).get("num_speculative_tokens")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return value if is_count else None

@@ -1,0 +1,86 @@
+"""Findings and the report that holds them: the fixed JSON contract of `paceline validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.problems import Problem, show_value
+from paceline.validate.rules import RULES
+
+__all__ = ["Finding", "Report", "build_report", "finding", "from_problem"]
+
+_ORDER = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One finding. All fields are text, safe to print; "" where there is nothing to say."""
+
+    rule: str
+    severity: str
+    file: str
+    where: str
+    found: str
+    expected: str
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """verdict: "fail" with any error, else "warn" with any warning, else "pass"."""
+
+    verdict: str
+    findings: tuple[Finding, ...]
+
+    def to_json_dict(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, "findings": [asdict(item) for item in self.findings]}
+
+
+def finding(
+    rule: str,
+    file: str,
+    message: str,
+    *,
+    where: str = "",
+    found: Any = "",
+    expected: str = "",
+    fix: str = "",
+    severity: str | None = None,
+) -> Finding:
+    """Builds one finding; the severity comes from the table unless a milder case is stated."""
+    return Finding(
+        rule=rule,
+        severity=severity or RULES[rule].severity,
+        file=show_value(file),
+        where=show_value(where),
+        found=show_value(found),
+        expected=expected,
+        message=message,
+        fix=fix,
+    )
+
+
+def from_problem(problem: Problem) -> Finding:
+    return finding(
+        problem.rule,
+        problem.file,
+        problem.message,
+        where=problem.where,
+        found=problem.found,
+        expected=problem.expected,
+        fix=problem.fix,
+    )
+
+
+def build_report(findings: Iterable[Finding]) -> Report:
+    """Worst first, each once, in a fixed order."""
+    unique = {(item.rule, item.file, item.where, item.message): item for item in findings}
+    ordered = sorted(unique.values(), key=lambda item: _ORDER.index(item.severity))
+    worst = ordered[0].severity if ordered else "note"
+    return Report(
+        verdict={"error": "fail", "warning": "warn", "note": "pass"}[worst],
+        findings=tuple(ordered),
+    )

@@ -1,0 +1,207 @@
+"""Runs the rules over one folder. Static by default: names, headers, JSON, vocabulary map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
+from paceline.errors import DraftError
+from paceline.methods import METHODS
+from paceline.rules import Limits, read_rules
+from paceline.target import TargetFacts
+from paceline.validate.case import Case
+from paceline.validate.config import check_config
+from paceline.validate.content import check_content, check_metadata, check_spec_fit
+from paceline.validate.files import check_files, folder_bytes
+from paceline.validate.fit import check_fit
+from paceline.validate.report import Finding, Report, build_report, finding, from_problem
+from paceline.validate.taps import check_taps
+from paceline.validate.values import check_values
+from paceline.validate.vocabulary import check_vocabulary
+
+__all__ = ["validate_draft"]
+
+_DEFAULT_RULES = "emc2-2027"
+_KV_TOKENS = 16_384
+
+
+def validate_draft(
+    draft_path: str | Path,
+    *,
+    target: TargetFacts | None = None,
+    limits: Limits | None = None,
+    deep: bool = False,
+) -> Report:
+    """Checks one draft folder and says everything that is wrong with it.
+
+    target: without it, rules that compare the two are left out and named in a note.
+    limits: of a contest; without them sizes are compared to emc2-2027's and only warned about.
+    deep: reads all values too, and needs sound headers.
+    Raises DraftError only when there is no folder; never on what the folder holds.
+    """
+    path = Path(draft_path)
+    if not path.is_dir():
+        raise DraftError("there is no such draft folder", where=str(path), expected="a folder")
+    try:
+        case = _build_case(path, target, limits)
+        return build_report(list(_run(case, deep)))
+    except OSError as problem:
+        raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
+
+
+def _build_case(path: Path, target: TargetFacts | None, limits: Limits | None) -> Case:
+    scan = scan_folder(path)
+    family = scan.family
+    config = scan.config or {}
+    sizes = contract = None
+    if family is None or METHODS[family].has_weights:
+        try:
+            sizes = read_eagle3_sizes(config, target)
+            contract = build_contract("eagle3", config, target)
+        except DraftError:
+            pass  # told by _check_sizes
+    return Case(
+        scan=scan,
+        family=family,
+        config=config,
+        sizes=sizes,
+        contract=contract,
+        target=target,
+        limits=limits or read_rules(_DEFAULT_RULES).limits,
+        is_contest=limits is not None,
+    )
+
+
+def _run(case: Case, deep: bool) -> Iterator[Finding]:
+    # With an unknown family the folder is checked as one with weights: more is told, not less.
+    has_weights = case.family is None or METHODS[case.family].has_weights
+    yield from check_files(case.scan.path, has_weights=has_weights)
+    yield from map(from_problem, case.scan.problems)
+    yield from _check_present(case, has_weights)
+    yield from _check_bytes(case)
+    yield from check_spec_fit(case)
+    yield from check_metadata(case)
+    if case.scan.config is not None and has_weights:
+        yield from _check_sizes(case)
+        yield from check_config(case)
+        yield from check_fit(case)
+        yield from check_taps(case)
+        yield from check_content(case)
+        yield from check_vocabulary(case)
+        yield from _estimate(case)
+    if deep and has_weights:
+        yield from _check_deep(case)
+    yield from _tell_unchecked(case, has_weights)
+
+
+def _check_present(case: Case, has_weights: bool) -> Iterator[Finding]:
+    names = case.scan.names
+    needed = ["metadata.json"]
+    if has_weights:
+        needed = ["config.json", "model.safetensors", *needed]
+    for name in needed:
+        shards = name == "model.safetensors" and any(n.endswith(".safetensors") for n in names)
+        if name in names or shards or (name == "metadata.json" and not has_weights):
+            continue
+        mild = name == "metadata.json" and not case.is_contest
+        yield finding(
+            "fs.missing",
+            name,
+            f"there is no {name}",
+            found="nothing",
+            expected="config.json, model.safetensors, spec.json, metadata.json",
+            fix="Add a name and how the draft was trained."
+            if name == "metadata.json"
+            else "Copy the whole folder; an interrupted download lacks files.",
+            severity="warning" if mild else None,
+        )
+
+
+def _check_bytes(case: Case) -> Iterator[Finding]:
+    total, limit = folder_bytes(case.scan.path), case.limits.max_files_bytes
+    if total > limit:
+        yield finding(
+            "fs.size",
+            "",
+            f"the folder holds {total:,} bytes",
+            found=f"{total:,} bytes",
+            expected=f"at most {limit:,} bytes",
+            fix="Save the weights as bfloat16, or make the draft smaller.",
+            severity=None if case.is_contest else "warning",
+        )
+
+
+def _check_sizes(case: Case) -> Iterator[Finding]:
+    try:
+        read_eagle3_sizes(case.config, case.target)
+    except DraftError as problem:
+        yield finding(
+            "cfg.missing",
+            "config.json",
+            problem.what,
+            where=problem.where.removeprefix("config.json: "),
+            found="nothing, or no size",
+            expected=problem.expected,
+            fix=problem.fix or "State it as trained.",
+        )
+
+
+def _estimate(case: Case) -> Iterator[Finding]:
+    """Bytes by shape: 16-bit weights kept after sharing, keys and values, rotary table."""
+    sizes = case.sizes
+    if sizes is None or not case.scan.headers:
+        return
+    weights = sum(
+        tensor.num_elements * (8 if name == "d2t" else 2)
+        for tensors in case.scan.tensors_by_file.values()
+        for name, tensor in tensors.items()
+        if name != "t2d"
+    )
+    per_token = sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * 2 * 2
+    cache = per_token * _KV_TOKENS
+    yield finding(
+        "mem.est",
+        "",
+        f"by shape the draft holds {weights:,} bytes of weights and {cache:,} bytes of keys and"
+        f" values at {_KV_TOKENS:,} tokens",
+        found=f"{weights + cache:,} bytes",
+        fix="`paceline eval` measures it.",
+    )
+
+
+def _check_deep(case: Case) -> Iterator[Finding]:
+    headers_unsound = any(
+        problem.rule.startswith(("st.", "fs.", "lfs.")) for problem in case.scan.problems
+    )
+    too_large = folder_bytes(case.scan.path) > 4 * case.limits.max_files_bytes
+    if headers_unsound or too_large or not case.scan.headers:
+        yield finding(
+            "not.checked",
+            "",
+            "weight values were not read: "
+            + ("the folder is far too large" if too_large else "the files are not sound"),
+            fix="Correct the errors first.",
+        )
+        return
+    yield from check_values(case)
+
+
+def _tell_unchecked(case: Case, has_weights: bool) -> Iterator[Finding]:
+    if case.target is None and has_weights:
+        yield finding(
+            "not.checked",
+            "",
+            "no target was given, so the fit to one was not checked: hidden size, vocabulary,"
+            " number of tapped layers, rope_theta, dtype, training fingerprint (cfg.hidden,"
+            " cfg.vocab, cfg.aux, cfg.rope, cfg.dtype, meta.target)",
+            fix="Give --target.",
+        )
+    if not case.is_contest:
+        yield finding(
+            "not.checked",
+            "",
+            f"no rules were given: sizes and context are compared to {_DEFAULT_RULES}, families"
+            " are not checked",
+            fix="Give --rules for a contest.",
+        )
