@@ -212,7 +212,7 @@ def _run(
             batch = source.get(number)
             result = train_step(module, batch, frozen, source.teacher_head_VD, recipe)
             result.loss.backward()  # type: ignore[no-untyped-call]
-            loss = float(result.loss)
+            loss = float(result.loss.detach())
             norm = float(nn.utils.clip_grad_norm_(module.parameters(), recipe.optim.grad_clip))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise _diverged(step, loss, norm, batch.row_ids, path)

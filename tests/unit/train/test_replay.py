@@ -1,0 +1,110 @@
+"""Replay: a served path walked by the trainer's own forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_recipe
+
+from paceline.draft import Draft
+from paceline.errors import ResultError
+from paceline.target import TargetFacts
+from paceline.train import replay_draft, train_draft
+from paceline.train.features import load_frozen_target
+from paceline.train.replay import load_draft_module, propose, walk_bases
+
+K = 3
+
+
+@pytest.fixture(scope="module", params=[None, 48])
+def draft(
+    request: pytest.FixtureRequest,
+    target: TargetFacts,
+    data_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Draft:
+    recipe = make_recipe(draft__draft_vocab_size=request.param, optim__num_steps=60, optim__lr=3e-3)
+    out = tmp_path_factory.mktemp("draft") / "draft"
+    return train_draft(recipe, target=target, data_dir=data_dir, out_dir=out, device="cpu")
+
+
+def serve(draft: Draft, target: TargetFacts, prompt: list[int], num_output: int) -> list[object]:
+    """A little greedy server: verify by the target, one base at a time, tokens cut at the limit."""
+    frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
+    module = load_draft_module(draft)
+
+    def greedy(ids: list[int]) -> int:
+        state = frozen.features(torch.tensor([ids]), [1]).final_BTD[0, -1]
+        return int((frozen.head_VD @ state).argmax())
+
+    ids, accepted = [*prompt, greedy(prompt)], []
+    while len(ids) - len(prompt) < num_output:
+        guessed = propose(
+            module,
+            frozen,
+            ids=ids,
+            bases=[len(ids) - 2],
+            aux_layer_ids=[1, 2, 3],
+            num_speculative_tokens=K,
+        )[0]
+        took = 0
+        for token in guessed:
+            right = greedy(ids)
+            ids.append(right)
+            if token != right:
+                break
+            took += 1
+        else:
+            ids.append(greedy(ids))
+        accepted.append(took)
+    return [prompt, ids[len(prompt) : len(prompt) + num_output], accepted]
+
+
+def test_replay_agrees_with_a_server_step_by_step(draft: Draft, target: TargetFacts) -> None:
+    texts = [serve(draft, target, [5 + n, 9, 20, 7 + 2 * n], 18 + n) for n in range(6)]
+    replay = replay_draft(draft, target, texts, dtype="float32")  # type: ignore[arg-type]
+    accepted = [took for text in texts for took in text[2]]  # type: ignore[attr-defined]
+    assert sum(accepted) > 0  # a replay of rejections alone would prove nothing
+    assert replay.num_agree == replay.num_steps > 20
+    assert replay.share == 1.0
+    assert replay.position_served == replay.position_trained
+    assert replay.position_1_served == replay.position_1_trained
+    assert [len(steps) for steps in replay.proposed] == [len(t[2]) for t in texts]  # type: ignore[arg-type]
+    for text, steps in zip(texts, replay.proposed, strict=True):
+        prompt, output, counts = text
+        ids = [*prompt, *output]  # type: ignore[misc]
+        for base, took, row in zip(
+            walk_bases(len(prompt), len(output), counts),  # type: ignore[arg-type]
+            counts,  # type: ignore[arg-type]
+            steps,
+            strict=True,
+        ):
+            shown = ids[base + 2 : base + 2 + took]
+            assert list(row[: len(shown)]) == shown
+
+
+def test_a_false_record_is_noticed(draft: Draft, target: TargetFacts) -> None:
+    prompt, output, counts = serve(draft, target, [5, 9, 20, 7], 20)
+    wrong = [0] * (len(output) - 1)  # type: ignore[arg-type]
+    replay = replay_draft(draft, target, [(prompt, output, wrong)], dtype="float32")  # type: ignore[list-item]
+    if sum(counts):  # type: ignore[call-overload]
+        assert replay.num_agree < replay.num_steps
+        assert replay.position_trained[0] > replay.position_served[0] == 0.0
+
+
+def test_bases_by_hand() -> None:
+    # prompt 4, output 8: x[4] from prefill; steps from 3, then 3+1+2=6, then 7, then 11 > end
+    assert walk_bases(4, 8, [2, 0, 3]) == [3, 6, 7]
+    with pytest.raises(ResultError, match="step 3"):
+        walk_bases(4, 8, [2, 0, 3, 0])
+
+
+def test_nothing_served_is_not_measured(draft: Draft, target: TargetFacts) -> None:
+    replay = replay_draft(draft, target, [([5, 6, 7], [8], [])], dtype="float32")
+    assert replay.num_steps == 0
+    assert replay.share is None
+    assert replay.position_1_served is None
+    with pytest.raises(ResultError, match="more than"):
+        replay_draft(draft, target, [([5, 6, 7], [8, 9], [4])], dtype="float32")

@@ -1,0 +1,240 @@
+"""Whole runs on a tiny target: exact resume (U29), records, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import make_recipe
+
+from paceline.draft import Draft
+from paceline.errors import DataError, RecipeError, StorageError
+from paceline.target import TargetFacts
+from paceline.train import Recipe, train_draft
+from paceline.train.families.eagle3_weights import load_draft_tensors
+from paceline.train.loop import Progress
+
+
+class Stop(Exception):
+    """Stands for a kill."""
+
+
+def train(
+    recipe: Recipe,
+    target: TargetFacts,
+    data_dir: Path,
+    out: Path,
+    *,
+    resume: bool = False,
+    die_after: int | None = None,
+    kind: type[BaseException] = Stop,
+) -> tuple[Draft | None, list[Progress]]:
+    seen: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.step == die_after:
+            raise kind
+
+    try:
+        draft = train_draft(
+            recipe,
+            target=target,
+            data_dir=data_dir,
+            out_dir=out,
+            device="cpu",
+            resume=resume,
+            on_progress=show,
+        )
+    except kind:
+        return None, seen
+    return draft, seen
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(None, "float32"), (40, "float32"), (40, "bfloat16")])
+def test_resume_is_bit_identical_u29(
+    target: TargetFacts, data_dir: Path, tmp_path: Path, vocab: int | None, dtype: str
+) -> None:
+    recipe = make_recipe(draft__draft_vocab_size=vocab, dtype=dtype)
+    straight, whole = train(recipe, target, data_dir, tmp_path / "a")
+    none, before = train(recipe, target, data_dir, tmp_path / "b", die_after=13)
+    assert none is None
+    assert not (tmp_path / "b").exists()
+    resumed, after = train(recipe, target, data_dir, tmp_path / "b", resume=True)
+    assert straight is not None
+    assert resumed is not None
+    # killed at 13, checkpoint at 10: steps 11.. are done again, in mid-epoch, as they were
+    assert after[0].step == 11
+    num_batches = len({tuple(p.row_ids) for p in whole})
+    assert 10 % num_batches != 0
+    joined = before[:10] + after
+    assert [p.row_ids for p in joined] == [p.row_ids for p in whole]
+    assert [p.loss for p in joined] == [p.loss for p in whole]
+    assert whole[9].learning_rate == pytest.approx(6.667e-4, abs=1e-7)
+    one, other = load_draft_tensors(straight), load_draft_tensors(resumed)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (tmp_path / "b.checkpoint").exists()
+
+
+def test_every_row_once_an_epoch(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(optim__num_steps=None, optim__num_epochs=2)
+    _, seen = train(recipe, target, data_dir, tmp_path / "a")
+    for epoch in (0, 1):
+        ids = [name for p in seen if p.epoch == epoch for name in p.row_ids]
+        assert len(ids) == len(set(ids)) == 20
+
+
+def test_ctrl_c_keeps_the_steps_done(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    none, _ = train(
+        make_recipe(),
+        target,
+        data_dir,
+        tmp_path / "a",
+        die_after=7,
+        kind=KeyboardInterrupt,
+    )
+    assert none is None
+    _, after = train(make_recipe(), target, data_dir, tmp_path / "a", resume=True)
+    assert after[0].step == 8
+
+
+def stopped(target: TargetFacts, data_dir: Path, out: Path) -> Path:
+    train(make_recipe(), target, data_dir, out, die_after=12)
+    return out.with_name(out.name + ".checkpoint")
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "weights.safetensors", "meta.json"])
+def test_resume_without_a_part_asks_for_a_choice_u29(
+    target: TargetFacts, data_dir: Path, tmp_path: Path, file: str
+) -> None:
+    (stopped(target, data_dir, tmp_path / "a") / file).unlink()
+    with pytest.raises(RecipeError, match=file) as caught:
+        train(make_recipe(), target, data_dir, tmp_path / "a", resume=True)
+    assert "Remove the folder" in caught.value.fix
+
+
+def test_resume_with_a_cut_file(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    path = stopped(target, data_dir, tmp_path / "a") / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RecipeError, match="optimizer"):
+        train(make_recipe(), target, data_dir, tmp_path / "a", resume=True)
+
+
+def test_resume_names_what_differs(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    stopped(target, data_dir, tmp_path / "a")
+    with pytest.raises(RecipeError, match=r"recipe\.optim\.lr.*0\.001"):
+        train(make_recipe(optim__lr=2e-3), target, data_dir, tmp_path / "a", resume=True)
+    with pytest.raises(RecipeError, match=r"recipe\.seed"):
+        train(make_recipe(seed=6), target, data_dir, tmp_path / "a", resume=True)
+    other = tmp_path / "data"
+    shutil.copytree(data_dir, other)
+    lines = (other / "rows.jsonl").read_text().splitlines(keepends=True)
+    (other / "rows.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(RecipeError, match=r"data\.num_rows"):
+        train(make_recipe(), target, other, tmp_path / "a", resume=True)
+    with pytest.raises(RecipeError, match="unfinished training"):
+        train(make_recipe(), target, data_dir, tmp_path / "a")
+    with pytest.raises(RecipeError, match="no checkpoint"):
+        train(make_recipe(), target, data_dir, tmp_path / "c", resume=True)
+
+
+def test_existing_out_is_found_before_training(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(StorageError, match="already exists"):
+        train(make_recipe(), target, data_dir, tmp_path / "a")
+
+
+def test_nan_names_step_and_rows(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(optim__lr=1e30, optim__warmup_steps=0, optim__schedule="constant")
+    with pytest.raises(RecipeError, match=r"broke at step \d+: .* on rows row-\d+"):
+        train(recipe, target, data_dir, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_record_says_where_the_draft_came_from(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(optim__num_steps=3, optim__warmup_steps=0)
+    draft, seen = train(recipe, target, data_dir, tmp_path / "first")
+    assert draft is not None
+    trained = draft.metadata["trained"]
+    assert trained["target"]["weights_fingerprint"] == target.weights_fingerprint
+    assert trained["recipe"] == recipe.as_dict()
+    assert trained["seed"] == 5
+    assert trained["thinking"] == "none"
+    assert trained["trained_length"] <= 32
+    assert trained["rotary_dim"] == 8
+    assert trained["started_from"]["from"] == "target"
+    assert "midlayer.mlp.up_proj.weight" in trained["started_from"]["tensors"]
+    assert trained["tokens_seen"] > 0
+    assert len(seen) == 3
+    again, _ = train(
+        make_recipe(init__from=str(tmp_path / "first"), optim__num_steps=1),
+        target,
+        data_dir,
+        tmp_path / "second",
+    )
+    assert again is not None
+    assert again.metadata["trained"]["started_from"]["sha256"] == draft.sha256
+    with pytest.raises(RecipeError, match=r"midlayer\.mlp"):
+        train(
+            make_recipe(init__from=str(tmp_path / "first"), draft__intermediate_size=16),
+            target,
+            data_dir,
+            tmp_path / "third",
+        )
+
+
+def edit_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    record = json.loads((folder / "data.json").read_text())
+    change(record)
+    (folder / "data.json").write_text(json.dumps(record))
+
+
+def test_data_of_another_target_is_refused(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "data"
+    shutil.copytree(data_dir, other)
+    edit_record(other, lambda r: r["target"].update(tokenizer_sha256="f" * 64))
+    with pytest.raises(DataError, match="tokenizer_sha256"):
+        train(make_recipe(), target, other, tmp_path / "a")
+
+
+def test_tokens_beyond_the_target_are_refused(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "data"
+    shutil.copytree(data_dir, other)
+    text = (other / "rows.jsonl").read_text()
+    (other / "rows.jsonl").write_text(text.replace('"input_ids": [', '"input_ids": [64, ', 1))
+    with pytest.raises(DataError, match="token 64"):
+        train(make_recipe(), target, other, tmp_path / "a")
+
+
+def test_tap_behind_the_final_norm_is_refused(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(draft__aux_layer_ids=[1, 2, 4])
+    with pytest.raises(RecipeError, match="aux_layer_ids"):
+        train(recipe, target, data_dir, tmp_path / "a")
+
+
+def test_it_learns(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    """A random target's greedy choices are hard; a memorised set must still show falling loss."""
+    recipe = make_recipe(
+        optim__num_steps=150, optim__lr=5e-3, optim__schedule="constant", loss__hard=1.0
+    )
+    _, seen = train(recipe, target, data_dir, tmp_path / "a")
+    first = sum(p.loss for p in seen[:10]) / 10
+    last = sum(p.loss for p in seen[-10:]) / 10
+    assert last < 0.5 * first
+    assert (seen[-1].position_accuracy[0] or 0.0) > 0.5
