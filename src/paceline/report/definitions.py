@@ -42,7 +42,11 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "at a time. Candidate and baseline are paired by prompt; the rules name the statistic.",
     ),
     ("Time to first token (TTFT)", "From sending the request to the first token of any kind."),
-    ("Step time", "Time per token × tau: what one draft-and-check step costs."),
+    (
+        "Step time",
+        "Time between the first and the last token / the target's decode passes in it: what one "
+        "draft-and-check step costs.",
+    ),
     (
         "Fidelity",
         "Greedy texts with the draft against the target's own. A near tie is a first difference "
@@ -53,5 +57,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
         "The served answers replayed through the training code: how many steps draft the same "
         "tokens, and how often the first position holds in both.",
     ),
-    ("Interval", "From resampling the prompts, with candidate and baseline kept paired."),
+    (
+        "Interval",
+        "From resampling the prompts inside each category, with candidate and baseline kept "
+        "paired. Draft memory is counted, not sampled, so it has none.",
+    ),
 )

@@ -34,6 +34,7 @@ from paceline.report.samples import build_samples
 from paceline.report.score_view import (
     build_headline,
     build_terms,
+    list_deviations,
     list_notes,
     list_provisional,
     list_replay_lines,
@@ -90,7 +91,7 @@ def build_page(result: Result, requests: Iterable[Mapping[str, Any]] = ()) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    times = read_times(requests)
+    times = read_times(requests, pick_dict(result, "aliases"))
     page = environment.get_template("report.html.j2").render(
         css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         not_measured=NOT_MEASURED,
@@ -103,6 +104,7 @@ def build_page(result: Result, requests: Iterable[Mapping[str, Any]] = ()) -> st
         bars=_build_bars(result),
         provisional=list_provisional(result),
         notes=list_notes(result),
+        deviations=list_deviations(result),
         replay=list_replay_lines(result),
         setup=build_setup_rows(result),
         acceptance=build_acceptance_table(result),
@@ -233,6 +235,8 @@ def _memory_split(result: Result, arm: str) -> list[tuple[str, float]]:
 def _summarise_pairs(ratios: list[float]) -> str:
     if not ratios:
         return ""
+    if all(ratio == 1 for ratio in ratios):
+        return "Candidate and baseline are one measurement."
     faster = sum(ratio > 1 for ratio in ratios)
     return f"The candidate is faster on {faster} of {len(ratios)} prompts."
 
@@ -259,10 +263,24 @@ def _list_cases(result: Result) -> list[tuple[str, ...]]:
                     clean_text(pick_text(case, "id") or "", limit=40),
                     kind.replace("_", " "),
                     format_number(pick_number(case, "position"), 0),
-                    format_number(pick_number(case, "gap")),
-                    format_token(case.get("plain_token")),
-                    format_token(case.get("token")),
+                    _write_gap(case, kind),
+                    _write_token(case.get("plain_token")),
+                    _write_token(case.get("token")),
                 )
             )
     cases.sort(key=lambda row: row[2] != "real fork")
     return cases[:_MAX_CASES]
+
+
+def _write_gap(case: Mapping[str, Any], kind: str) -> str:
+    gap = pick_number(case, "gap")
+    if gap is None:
+        return "beyond the best" if kind == "real_fork" else "-"
+    return format_number(gap)
+
+
+def _write_token(token: object) -> str:
+    """A token's text, or its id as a number; "-" where the text had ended."""
+    if token is None:
+        return "-"
+    return f"id {token}" if isinstance(token, int) else format_token(token)

@@ -23,6 +23,7 @@ __all__ = [
     "Term",
     "build_headline",
     "build_terms",
+    "list_deviations",
     "list_notes",
     "list_provisional",
     "list_replay_lines",
@@ -35,7 +36,7 @@ _UNITS = {"tau": "tokens per step", "memory": "added bytes", "tpot": "geometric 
 _CONTEXT = {
     "tau": "tokens per step, more is better",
     "memory": "bytes added, fewer is better",
-    "tpot": "geometric mean, less is better",
+    "tpot": "less is better",
 }
 _ABSOLUTE = {
     "tau": ("tau", "value"),
@@ -51,7 +52,7 @@ class Headline:
     score: str
     interval: str
     state: str
-    reason: str
+    reasons: tuple[str, ...]
     gate: str
     rules: str
 
@@ -92,12 +93,16 @@ def build_headline(result: Result) -> Headline:
     gate, passed = _describe_gate(result)
     ranked = pick(result, "score", "ranked")
     if value is None:
-        state, reason = "not scored", _why_no_score(result)
+        state, reasons = "not scored", [_why_no_score(result)]
     elif ranked is True:
-        state, reason = "ranked", "The acceptance gate is met." if passed else ""
+        state, reasons = "ranked", ["The acceptance gate is met."] if passed else []
     else:
         state = "unranked"
-        reason = "The acceptance gate is not met." if passed is False else "The run is not ranked."
+        reasons = [
+            clean_text(reason, limit=300) for reason in pick_list(result, "score", "reasons")
+        ]
+        if not reasons and passed is False:
+            reasons = ["The acceptance gate is not met."]
     low, high = pick_number(result, "score", "low"), pick_number(result, "score", "high")
     name = clean_text(pick_text(result, "rules", "name") or "rules not recorded", limit=40)
     version = pick(result, "rules", "version")
@@ -105,7 +110,7 @@ def build_headline(result: Result) -> Headline:
         score=format_number(value, 1),
         interval="" if value is None else format_interval(low, high, 1),
         state=state,
-        reason=reason,
+        reasons=tuple(reasons),
         gate=gate,
         rules=name if version is None else f"{name}, version {clean_text(version, limit=20)}",
     )
@@ -134,13 +139,27 @@ def _describe_gate(result: Result) -> tuple[str, bool | None]:
     return f"{text}: {'passed' if passed else 'not passed'}", bool(passed)
 
 
+def _is_unbounded(result: Result, key: str) -> bool:
+    """The candidate adds no bytes at all, so the ratio has no value."""
+    return pick(result, "ratios", key, "unbounded") is True
+
+
+def _by_medians(result: Result) -> bool:
+    return pick_text(result, "ratios", "tpot", "statistic") == "ratio_of_medians"
+
+
 def _ratio(result: Result, key: str) -> float | None:
     found = pick_number(result, "ratios", key, "value")
     return found if found is not None else pick_number(result, "score", "terms", key, "ratio")
 
 
 def _absolute(result: Result, key: str, arm: str) -> str:
-    value = pick_number(result, "arms", arm, *_ABSOLUTE[key])
+    path = _ABSOLUTE[key]
+    if key == "tpot" and _by_medians(result):
+        path = ("tpot_ms", "median")
+    value = pick_number(result, "arms", arm, *path)
+    if value is None and arm == "candidate" and _is_unbounded(result, key):
+        value = 0.0
     if key == "tau":
         return format_number(value)
     return format_bytes(value) if key == "memory" else format_ms(value)
@@ -155,19 +174,22 @@ def build_terms(result: Result) -> tuple[Term, ...]:
         low = pick_number(result, "ratios", key, "low")
         high = pick_number(result, "ratios", key, "high")
         cap, is_exact = pick_number(term, "cap"), low is not None and low == high
+        if _is_unbounded(result, key):
+            is_exact = True
         terms.append(
             Term(
                 key=key,
                 label=label,
-                unit=_UNITS[key],
+                unit="median" if key == "tpot" and _by_medians(result) else _UNITS[key],
                 context=_CONTEXT[key],
                 candidate=_absolute(result, key, "candidate"),
                 baseline=_absolute(result, key, "baseline"),
-                ratio=format_number(ratio),
+                ratio="unlimited" if _is_unbounded(result, key) else format_number(ratio),
                 interval="exact" if key == "memory" and is_exact else format_interval(low, high),
                 capped=format_number(capped),
                 cap="no cap" if term and cap is None else format_number(cap),
-                is_capped=ratio is not None and capped is not None and capped < ratio,
+                is_capped=capped is not None
+                and (_is_unbounded(result, key) or (ratio is not None and capped < ratio)),
                 weight=pick_number(term, "weight"),
                 points=pick_number(term, "points"),
             )
@@ -181,16 +203,19 @@ def list_provisional(result: Result) -> tuple[str, ...]:
 
 
 def list_notes(result: Result) -> tuple[str, ...]:
-    """What the run noted for each arm, after the plain word for a draft that never held."""
-    notes = []
-    for arm in list_arms(result):
+    """What the run noted as a whole and for each arm; arms that are one arm are noted once."""
+    notes = [clean_text(note, limit=600) for note in pick_list(result, "notes")]
+    aliases = pick_dict(result, "aliases")
+    for arm in (arm for arm in list_arms(result) if arm not in aliases):
         name = clean_text(arm, limit=24)
-        tau = pick_number(result, "arms", arm, "tau", "value")
-        if arm != "plain" and tau is not None and round(tau, 2) <= 1.0:
-            notes.append(f"{name}: acceptance length {tau:.2f}, the draft contributes nothing")
         for note in pick_list(result, "arms", arm, "notes"):
             notes.append(f"{name}: {clean_text(note, limit=600)}")
     return tuple(notes)
+
+
+def list_deviations(result: Result) -> tuple[str, ...]:
+    """Where the run differs from its rules: the score is then not the contest's."""
+    return tuple(clean_text(text, limit=300) for text in pick_list(result, "score", "deviations"))
 
 
 def list_replay_lines(result: Result) -> tuple[str, ...]:

@@ -160,6 +160,7 @@ def build_timing_table(result: Result) -> Table:
             ("time to first token, median, ms", ("ttft_ms", "median"), _two_digits),
             ("step time, ms", ("step_ms",), _two_digits),
             ("requests timed", ("tpot_ms", "num_requests"), format_count),
+            ("requests too short to time", ("tpot_ms", "num_excluded"), format_count),
             ("failed requests", ("failures",), format_count),
         ),
     )
@@ -188,6 +189,7 @@ def build_fidelity_table(result: Result) -> Table:
         ("identical", "identical", format_count),
         ("differ at a near tie", "near_tie", format_count),
         ("differ for real", "real_fork", format_count),
+        ("same but shorter or longer", "num_shorter", format_count),
         ("widest near tie, nat", "max_near_tie_gap", format_number),
         ("near-tie tolerance, nat", "tolerance", format_number),
     )
@@ -195,6 +197,9 @@ def build_fidelity_table(result: Result) -> Table:
         (label, *(write(pick_number(found, arm, key)) for arm in arms))
         for label, key, write in measures
     )
+    for label, key in (("loops, with the draft", "arm"), ("loops, target alone", "plain")):
+        counts = (pick_number(found, arm, "loops", key, "num_looping") for arm in arms)
+        rows = (*rows, (label, *(format_count(count) for count in counts)))
     if not arms:
         rows = (("texts compared", NOT_MEASURED),)
     columns = ("", *(clean_text(arm, limit=24) for arm in arms)) if arms else ("", "")

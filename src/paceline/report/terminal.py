@@ -17,6 +17,7 @@ from paceline.report.score_view import (
     Headline,
     build_headline,
     build_terms,
+    list_deviations,
     list_notes,
     list_provisional,
     list_replay_lines,
@@ -46,8 +47,7 @@ def render_score_table(result: Mapping[str, Any]) -> RenderableType:
     require_format(result)
     headline = build_headline(result)
     parts: list[RenderableType] = [_headline_text(headline)]
-    if headline.reason:
-        parts.append(_indented(headline.reason))
+    parts += [_indented(reason) for reason in headline.reasons]
     parts += [Text(f"Gate   {headline.gate}"), Text(f"Rules  {headline.rules}")]
     provisional = list_provisional(result)
     if provisional:
@@ -76,6 +76,9 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
     ):
         console.print(_render(table))
     _print_lines(console, "Trained against served", list_replay_lines(result))
+    deviations = list_deviations(result)
+    if deviations:
+        _print_lines(console, "Differs from the rules", deviations)
     _print_lines(console, "Notes", list_notes(result) or ("none",))
 
 

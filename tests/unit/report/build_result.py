@@ -41,7 +41,13 @@ def build_result(
     arms: dict[str, Any] = {
         "plain": _build_arm("plain", None, names, 0, prompts_per_category, seed)
     }
-    rows: list[dict[str, Any]] = list(arms["plain"].pop("rows"))
+    rows: list[dict[str, Any]] = [
+        {"kind": "settings", "settings": {"seed": seed}},
+        {"kind": "segment", "arm": "candidate", "segment": 0, "counters": {}},
+        {"kind": "failure", "arm": "candidate", "id": "math-9", "error": "timeout"},
+        {"kind": "fork", "arm": "candidate", "id": "math-1", "token_ids": [1], "logprobs": [0.0]},
+    ]
+    rows += list(arms["plain"].pop("rows"))
     for arm, skill in skills.items():
         arms[arm] = _build_arm(
             arm, skill, names, num_speculative_tokens, prompts_per_category, seed
@@ -136,6 +142,7 @@ def _build_arm(
             num_accepted += sum(accepted)
             rows.append(
                 {
+                    "kind": "answer",
                     "arm": arm,
                     "id": f"{name}-{prompt}",
                     "category": name,
@@ -175,6 +182,7 @@ def _build_arm(
             "median": tpots[len(tpots) // 2],
             "geomean": product,
             "num_requests": len(rows),
+            "num_excluded": 0,
         },
         "ttft_ms": {"median": 103.4},
         "step_ms": product * tau,
@@ -259,12 +267,18 @@ def _build_fidelity() -> dict[str, Any]:
     case = {"id": "math-1", "position": 31, "gap": 0.031, "plain_token": " the", "token": " a"}
     return {
         "num_texts": 16,
-        "identical": 14,
+        "identical": 13,
         "near_tie": 2,
-        "real_fork": 0,
+        "real_fork": 1,
         "max_near_tie_gap": 0.031,
         "tolerance": 0.1,
-        "cases": [{**case, "kind": "near_tie"}],
+        "num_shorter": 1,
+        "cases": [
+            {**case, "kind": "near_tie"},
+            {**case, "plain_token": 28, "token": 30, "gap": None, "kind": "real_fork"},
+            {**case, "plain_token": None, "token": None, "gap": None, "kind": "shorter"},
+        ],
+        "loops": {"plain": {"num_looping": 0}, "arm": {"num_looping": 1}},
     }
 
 
@@ -340,16 +354,24 @@ def _add_score(result: dict[str, Any], minimum: float) -> None:
         "ranked": passed,
         "terms": terms,
         "gate": {"minimum_tau_ratio": minimum, "passed": passed},
+        "reasons": [] if passed else [f"acceptance is below the gate of {minimum:g}"],
+        "deviations": [],
     }
 
 
 def build_variants() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Named results that a report must be able to show."""
-    same = build_result(
-        skills={"candidate": 0.5, "baseline": 0.5}, name="reference-eagle3", num_categories=8
-    )
-    for arm in ("memory", "draft"):
-        same[0]["arms"]["candidate"][arm] = same[0]["arms"]["baseline"][arm]
+    same = build_result(skills={"candidate": 0.5, "baseline": 0.5}, name="reference-eagle3")
+    same[0]["arms"]["candidate"] = same[0]["arms"]["baseline"]
+    same[0]["aliases"] = {"candidate": "baseline"}
+    same = (same[0], [row for row in same[1] if row.get("arm") != "candidate"])
+    free = build_result()
+    free[0]["arms"]["candidate"]["memory"] = None
+    free[0]["ratios"]["memory"] = {"value": None, "low": None, "high": None, "unbounded": True}
+    free[0]["score"]["terms"]["memory"].update(ratio=None, capped_ratio=1.2)
+    free[0]["ratios"]["tpot"]["statistic"] = "ratio_of_medians"
+    free[0]["score"]["deviations"] = ["K of 'candidate' is 3, the rules say 5"]
+    free[0]["notes"] = ["no intervals: they need two prompts in every category"]
     no_memory, rows = build_result()
     for arm in ("candidate", "baseline"):
         no_memory["arms"][arm]["memory"] = None
@@ -369,6 +391,7 @@ def build_variants() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
         "no-baseline": build_result(skills={"candidate": 0.6}),
         "no-memory": (no_memory, rows),
         "no-replay": no_replay,
+        "no-bytes": free,
         "one-category": build_result(num_categories=1),
         "k1": build_result(num_speculative_tokens=1),
         "k7": build_result(num_speculative_tokens=7, skills={"candidate": 0.85, "baseline": 0.7}),

@@ -111,7 +111,13 @@ def test_the_page_holds_the_numbers() -> None:
 def test_times_come_from_the_request_rows() -> None:
     result, _ = VARIANTS["usual"]
     rows = [
-        {"arm": arm, "id": name, "chunk_times_s": [1.0, end], "chunk_tokens": [1, 10]}
+        {
+            "kind": "answer",
+            "arm": arm,
+            "id": name,
+            "chunk_times_s": [1.0, end],
+            "chunk_tokens": [1, 10],
+        }
         for arm, name, end in (
             ("candidate", "a", 1.1),
             ("baseline", "a", 1.2),
@@ -127,9 +133,23 @@ def test_times_come_from_the_request_rows() -> None:
 
 
 def test_a_broken_request_row_is_named() -> None:
-    row = {"arm": "candidate", "id": "a", "chunk_times_s": [1.0, 2.0], "chunk_tokens": [1]}
+    row = {"kind": "answer", "arm": "candidate", "id": "a"}
+    row |= {"chunk_times_s": [1.0, 2.0], "chunk_tokens": [1]}
     with pytest.raises(ResultError, match=r"requests\.jsonl:1"):
         build_page(VARIANTS["usual"][0], [row])
+
+
+def test_a_baseline_measured_once_is_paired_with_itself() -> None:
+    text = "".join(_parse(_page("same")).text)
+    assert "Candidate and baseline are one measurement." in text
+
+
+def test_first_differences_show_ids_and_missing_tokens() -> None:
+    page = _page("usual")
+    cases = page[page.index("First differences") :]
+    assert "id 28" in cases
+    assert "beyond the best" in cases
+    assert cases.index("real fork") < cases.index("near tie")
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:

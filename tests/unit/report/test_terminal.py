@@ -86,14 +86,29 @@ def test_an_unranked_run_and_a_run_without_baseline_say_why() -> None:
     text = _printed(VARIANTS["unranked"][0])
     assert "UNRANKED" in text
     assert "at least 0.900 needed: not passed" in text
+    assert "acceptance is below the gate of 0.9" in text
 
     assert "No baseline was measured" in _printed(VARIANTS["no-baseline"][0])
 
 
-def test_acceptance_length_one_means_that_the_draft_contributes_nothing() -> None:
-    text = _printed(VARIANTS["nothing-held"][0])
-    assert "candidate: acceptance length 1.00, the draft contributes nothing" in text
-    assert "baseline: acceptance length" not in text
+def test_acceptance_length_one_is_printed_as_it_is() -> None:
+    result = VARIANTS["nothing-held"][0]
+    result["arms"]["candidate"]["notes"] = ["the draft contributes nothing"]
+    text = _printed(result)
+    assert _lines(text, "acceptance length, vLLM's own")[0].split()[-2] == "1.000"
+    assert "candidate: the draft contributes nothing" in text
+
+
+def test_a_draft_without_bytes_reaches_the_cap() -> None:
+    text = _printed(VARIANTS["no-bytes"][0])
+    row = _lines(text, "Draft memory   ")[0].split()[2:]
+    assert row == ["0", "bytes", "23.4", "MiB", "unlimited", "1.200", "25", "%", "30.00"]
+    assert "cap 1.200" in text
+    assert "K of 'candidate' is 3, the rules say 5" in text
+    assert "no intervals: they need two prompts in every category" in text
+    arms = VARIANTS["no-bytes"][0]["arms"]
+    times = _lines(text, "Time per token   ")[0].split()[3:7:2]
+    assert times == [f"{arms[arm]['tpot_ms']['median']:.2f}" for arm in ("candidate", "baseline")]
 
 
 def test_markup_in_a_name_is_text() -> None:
