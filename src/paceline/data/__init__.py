@@ -1,0 +1,32 @@
+"""Prompts -> the target's own answers -> token ids with a loss mask."""
+
+from paceline.data.answer import answer_prompts
+from paceline.data.contamination import Overlap, contamination
+from paceline.data.conversations import rows_from_conversations
+from paceline.data.grammar import CATEGORIES, expand_prompts
+from paceline.data.prompt import Prompt
+from paceline.data.prompt_set import PromptSet, read_prompts, require_few_rejected
+from paceline.data.rows import Row, read_data_record, read_rows
+from paceline.data.show import show_rows
+from paceline.data.tokens import ChatTokenizer, Thinking, build_requests, open_tokenizer
+
+__all__ = [
+    "CATEGORIES",
+    "ChatTokenizer",
+    "Overlap",
+    "Prompt",
+    "PromptSet",
+    "Row",
+    "Thinking",
+    "answer_prompts",
+    "build_requests",
+    "contamination",
+    "expand_prompts",
+    "open_tokenizer",
+    "read_data_record",
+    "read_prompts",
+    "read_rows",
+    "require_few_rejected",
+    "rows_from_conversations",
+    "show_rows",
+]
