@@ -20,7 +20,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     (
         "Acceptance length, vLLM's own",
         "1 + accepted tokens / drafting steps, from the engine's counters. Steps without a draft "
-        "are absent and tokens past a stop are counted, so it can only look better than tau.",
+        "are absent, tokens past a stop are counted and long answers weigh more, so it usually "
+        "reads higher than tau.",
     ),
     (
         "Coverage",

@@ -180,6 +180,12 @@ def build_memory_table(result: Result) -> Table:
     return _by_arm(result, "Draft memory", arms, (*parts, total, exact), note=note)
 
 
+def _write_widest(fidelity: Mapping[str, Any]) -> str:
+    if pick_number(fidelity, "near_tie") == 0:
+        return "none"
+    return format_number(pick_number(fidelity, "max_near_tie_gap"))
+
+
 def build_fidelity_table(result: Result) -> Table:
     """Texts compared with the target's own, one column an arm."""
     found = pick_dict(result, "fidelity")
@@ -190,13 +196,14 @@ def build_fidelity_table(result: Result) -> Table:
         ("differ at a near tie", "near_tie", format_count),
         ("differ for real", "real_fork", format_count),
         ("same but shorter or longer", "num_shorter", format_count),
-        ("widest near tie, nat", "max_near_tie_gap", format_number),
         ("near-tie tolerance, nat", "tolerance", format_number),
     )
     rows = tuple(
         (label, *(write(pick_number(found, arm, key)) for arm in arms))
         for label, key, write in measures
     )
+    gaps = (_write_widest(pick_dict(found, arm)) for arm in arms)
+    rows = (*rows, ("widest near tie, nat", *gaps))
     for label, key in (("loops, with the draft", "arm"), ("loops, target alone", "plain")):
         counts = (pick_number(found, arm, "loops", key, "num_looping") for arm in arms)
         rows = (*rows, (label, *(format_count(count) for count in counts)))

@@ -60,10 +60,12 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
     """Prints the whole report. Raises ResultError when a field is of the wrong kind."""
     require_format(result)
     console.print()
-    console.print(Text.assemble(("candidate  ", "dim"), (name_draft(result, "candidate"), "bold")))
-    console.print(Text.assemble(("baseline   ", "dim"), name_draft(result, "baseline")))
+    setup = RichTable.grid(padding=(0, 2, 0, 0))
+    setup.add_row(Text("candidate", style="dim"), Text(name_draft(result, "candidate"), "bold"))
+    setup.add_row(Text("baseline", style="dim"), Text(name_draft(result, "baseline")))
     for label, value in build_setup_rows(result):
-        console.print(Text.assemble((f"{label:<11}", "dim"), value))
+        setup.add_row(Text(label, style="dim"), Text(value))
+    console.print(setup)
     console.print()
     console.print(render_score_table(result))
     for table in (

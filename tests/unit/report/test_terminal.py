@@ -147,3 +147,11 @@ def test_a_field_of_the_wrong_kind_is_named(path: tuple[str, ...], value: object
 def test_another_format_is_refused() -> None:
     with pytest.raises(ResultError, match="paceline-result/1"):
         render_score_table({"format": "paceline-result/2"})
+
+
+def test_no_near_tie_is_none_and_not_missing() -> None:
+    result, _ = build_result()
+    result["fidelity"]["candidate"].update(near_tie=0, max_near_tie_gap=None)
+    result["fidelity"]["baseline"].update(near_tie=None, max_near_tie_gap=None)
+    row = _lines(_printed(result), "widest near tie, nat")[0].split()[4:]
+    assert row == ["none", "not", "measured"]
