@@ -30,7 +30,7 @@ from paceline.eval.transcript import (
     read_transcript,
     require_sound,
 )
-from paceline.records import sha256_bytes
+from paceline.records import read_json, sha256_bytes
 from paceline.rules import Rules
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def measure_run(
         provenance=provenance,
     )
     write_result(out_dir, result)
-    return result
+    return read_json(Path(out_dir) / RESULT_NAME)
 
 
 def _measure(
