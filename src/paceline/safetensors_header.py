@@ -103,7 +103,7 @@ class _Scan:
                     file=self.file,
                     where=where,
                     found=show_value(found),
-                    expected=expected,
+                    expected=expected or "a sound safetensors file",
                     message=message,
                     fix=fix,
                 )

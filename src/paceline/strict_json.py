@@ -47,7 +47,7 @@ class _Scan:
                     rule=rule,
                     file=self.file,
                     where=where,
-                    expected=expected,
+                    expected=expected or "strict JSON",
                     message=message,
                     fix=_FIX,
                 )
@@ -58,7 +58,12 @@ class _Scan:
         for key, value in pairs:
             if key in result:
                 name = show_value(key)
-                self.add("json.dup", f"key '{name}' appears twice in one object", where=name)
+                self.add(
+                    "json.dup",
+                    f"key '{name}' appears twice in one object",
+                    where=name,
+                    expected="each key once",
+                )
             result[key] = value
         return result
 

@@ -56,7 +56,16 @@ def read_bytes(path: Path, *, max_bytes: int) -> tuple[bytes | None, list[Proble
 
     def refuse(rule: str, message: str, expected: str) -> tuple[None, list[Problem]]:
         name = show_value(path.name)
-        return None, [Problem(rule=rule, file=name, expected=expected, message=message)]
+        return None, [
+            Problem(
+                rule=rule,
+                file=name,
+                found=message,
+                expected=expected,
+                message=message,
+                fix="Replace it by the file itself.",
+            )
+        ]
 
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -100,7 +109,14 @@ def _read_object(path: Path, limits: JsonLimits, problems: list[Problem]) -> dic
         return None
     if value is None and not found:  # the document was `null`
         problems.append(
-            Problem(rule="json.type", file=path.name, found="null", message="is not a JSON object")
+            Problem(
+                rule="json.type",
+                file=path.name,
+                found="null",
+                expected="an object",
+                message="is not a JSON object",
+                fix="Put the settings inside { }.",
+            )
         )
     return value
 

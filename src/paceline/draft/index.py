@@ -171,7 +171,15 @@ def _check_entries(weight_map: Mapping[str, str], headers: Mapping[str, Header])
             message = f"tensor '{tensor}' is in two shards: {', '.join(files[:2])}"
         else:
             continue
-        problems.append(_problem("idx.complete", message, where=tensor, found=files[0]))
+        problems.append(
+            _problem(
+                "idx.complete",
+                message,
+                where=tensor,
+                found=files[0],
+                expected="one entry for each tensor of each shard",
+            )
+        )
     return problems
 
 

@@ -91,7 +91,9 @@ def check_files(folder: Path, *, has_weights: bool) -> Iterator[Finding]:
             status = entry.stat(follow_symlinks=False)
         except OSError as problem:
             message = f"cannot be looked at: {problem.strerror}"
-            yield finding("fs.read", entry.name, message, expected="a readable file")
+            yield finding(
+                "fs.read", entry.name, message, expected="a readable file", fix="Replace it."
+            )
             continue
         refused = list(_check_kind(entry.name, status))
         if not refused:
@@ -224,7 +226,8 @@ def _check_content(path: Path, size: int) -> Iterator[Finding]:
         start = os.pread(handle, 16, 0)
         held = _held_bytes(handle, size)
     except OSError as problem:
-        yield finding("fs.read", name, f"cannot be read: {problem.strerror}")
+        message = f"cannot be read: {problem.strerror}"
+        yield finding("fs.read", name, message, expected="a readable file", fix="Replace it.")
         return
     finally:
         os.close(handle)

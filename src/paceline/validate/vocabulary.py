@@ -74,7 +74,14 @@ def check_vocabulary(case: Case) -> Iterator[Finding]:
     file, tensor = place
     offsets = _read(case.scan.path / file, tensor, "<i8")
     if offsets is None:
-        yield finding("fs.read", file, "'d2t' could not be read", where="d2t")
+        yield finding(
+            "fs.read",
+            file,
+            "'d2t' could not be read",
+            where="d2t",
+            expected="a readable file",
+            fix="Copy the file again.",
+        )
         return
     yield from _check_offsets(case, file, offsets, sizes.vocab_size, kept)
 

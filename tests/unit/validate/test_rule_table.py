@@ -1,0 +1,68 @@
+"""Every rule of the table fires on a folder made for it, and no finding names another rule."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bad_folders import BAD_FOLDERS
+from builders import build_draft, build_target_facts
+
+import paceline
+from paceline.rules import Limits
+from paceline.validate import RULES, validate_draft
+
+SMALL = Limits(
+    families=("eagle3",), max_parameters=100, max_files_bytes=10**9, context_tokens=16384
+)
+SOURCES = Path(paceline.__file__).parent
+
+
+def test_every_rule_has_a_bad_folder() -> None:
+    assert set(BAD_FOLDERS) == set(RULES)
+
+
+@pytest.mark.parametrize("rule", sorted(BAD_FOLDERS))
+def test_rule_fires_with_its_severity_and_an_actionable_message(rule: str, tmp_path: Path) -> None:
+    folder = BAD_FOLDERS[rule](tmp_path / "draft")
+    report = validate_draft(
+        folder,
+        target=build_target_facts(tmp_path / "target"),
+        limits=SMALL if rule == "ten.params" else None,
+        deep=True,
+    )
+    found = [item for item in report.findings if item.rule == rule]
+    assert found, [item.rule for item in report.findings]
+    assert RULES[rule].severity in {item.severity for item in found}
+    for item in report.findings:
+        assert item.message
+        if item.severity == "error":
+            assert item.expected, item
+            assert item.fix, item
+            assert item.file or item.rule.startswith("fs."), item
+    if RULES[rule].severity == "error":
+        assert report.verdict == "fail"
+    elif RULES[rule].severity == "warning":
+        assert report.verdict in {"warn", "fail"}
+
+
+def test_every_rule_id_in_the_source_is_in_the_table() -> None:
+    quoted = re.compile(r'"((?:fs|json|cfg|st|idx|ten|k|meta|spec|q|lfs|mem|not)\.[a-z_0-9]+)"')
+    files = {"spec.json", "fc.weight"}
+    used = set()
+    for path in [
+        *SOURCES.glob("validate/*.py"),
+        *SOURCES.glob("draft/*.py"),
+        *SOURCES.glob("*.py"),
+    ]:
+        used |= set(quoted.findall(path.read_text()))
+    assert used - files - {"st."} == set(RULES)
+
+
+def test_a_sound_draft_passes_without_errors_or_warnings(tmp_path: Path) -> None:
+    report = validate_draft(
+        build_draft(tmp_path / "draft"), target=build_target_facts(tmp_path), deep=True
+    )
+    assert report.verdict == "pass"
+    assert {item.severity for item in report.findings} == {"note"}
