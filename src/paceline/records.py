@@ -28,6 +28,7 @@ __all__ = [
     "append_jsonl",
     "atomic_folder",
     "build_provenance",
+    "clear_folder",
     "parse_json",
     "read_json",
     "read_jsonl",
@@ -201,6 +202,14 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
                 os.rename(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clear_folder(path: str | Path) -> None:
+    """Removes a folder of ours and all in it, so that a fresh one can be written there."""
+    path = Path(path)
+    with storage_errors(path):
+        if path.exists():
+            shutil.rmtree(path)
 
 
 def sha256_bytes(data: bytes) -> str:

@@ -35,7 +35,7 @@ def build_arm_plan(
     *,
     num_speculative_tokens: int | None = None,
     max_model_len: int | None = None,
-    max_num_seqs: int = 4,
+    max_num_seqs: int = 8,
     device: str | None = None,
 ) -> Plan:
     """A plan for "none", a model-free method by name, a bundled draft or a draft folder."""

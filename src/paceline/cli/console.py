@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,9 +35,13 @@ def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
     console.print(table)
 
 
+class Show(Protocol):
+    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
-    """Yields `show(done, note)`: a bar on a terminal, a line at most every ten seconds elsewhere."""
+def progress(label: str) -> Iterator[Show]:
+    """Yields `show(done, total, note)`: a bar on a terminal, a line every ten seconds elsewhere."""
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -45,17 +50,20 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int, str], Non
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        with Progress(*columns, console=console, transient=False) as bars:
-            task = bars.add_task(label, total=total, note="")
-            yield lambda done, note="": bars.update(task, completed=done, note=note)
+        with Progress(*columns, console=console) as bars:
+            task = bars.add_task(label, total=None, note="")
+
+            def update(done: int, total: int, note: str = "") -> None:
+                bars.update(task, completed=done, total=total, note=note)
+
+            yield update
         return
     last = time.monotonic() - _SECONDS_BETWEEN_LINES
 
-    def show(done: int, note: str = "") -> None:
+    def show(done: int, total: int, note: str = "") -> None:
         nonlocal last
         if done == total or time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            of = f"/{total}" if total is not None else ""
-            say(f"{label}: {done}{of} {note}".rstrip())
+            say(f"{label}: {done}/{total}  {note}".rstrip())
 
     yield show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def answer(
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (
         start_target(facts, out, max_num_seqs=concurrency, device=device) as endpoint,
-        progress("answering", len(prompt_set.prompts)) as show,
+        progress("answering") as show,
     ):
         record = answer_prompts(
             prompt_set,
@@ -48,7 +49,7 @@ def answer(
             out_dir=out,
             sampling=sampling,
             concurrency=concurrency,
-            on_progress=lambda done, total: show(done),
+            on_progress=show,
         )
     say(f"data: {out} ({record['counts']})")
 
@@ -83,7 +84,7 @@ def show(
     console.print(show_rows(data, read_target(target), num_rows=num_rows), markup=False)
 
 
-def print_rejected(rejected: list[tuple[int, str]]) -> None:
+def print_rejected(rejected: Sequence[tuple[int, str]]) -> None:
     """Every rejected row with its line and reason, and the count."""
     for line, reason in rejected:
         say(f"  line {line}: rejected: {reason}")

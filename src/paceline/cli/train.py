@@ -37,7 +37,7 @@ def run_training(
     """Trains with a progress display; shared with `paceline demo`."""
     from paceline.train import train_draft
 
-    with progress("training", None) as show:
+    with progress("training") as show:
         draft = train_draft(
             recipe,  # type: ignore[arg-type]
             target=target,  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def run_training(
             out_dir=out,
             device=device,
             resume=resume,
-            on_progress=lambda p: show(p.step, describe_progress(p)),
+            on_progress=lambda p: show(p.step, p.num_steps, describe_progress(p)),
         )
     say(f"draft: {out} ({draft.num_parameters / 1e6:.2f} M parameters)")
     return draft
@@ -55,6 +55,6 @@ def describe_progress(state: object) -> str:
     """One line: loss, accuracy of each unroll position, speed."""
     accuracy = " ".join(f"{a:.2f}" for a in getattr(state, "position_accuracy", ()))
     return (
-        f"of {getattr(state, 'num_steps', '?')}  loss {getattr(state, 'loss', 0.0):.3f}"
+        f"loss {getattr(state, 'loss', 0.0):.3f}"
         f"  accuracy {accuracy}  {getattr(state, 'tokens_per_s', 0.0):,.0f} tokens/s"
     )
