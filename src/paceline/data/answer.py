@@ -71,12 +71,14 @@ def answer_prompts(
             waiting, tokenizer, sampling, endpoint.facts.max_model_len, rejected
         )
         prompts = {prompt.prompt_id: prompt for prompt in waiting}
+        prompt_ids = {request.request_id: request.prompt_ids for request in requests}
         num_done = len(prompt_set.prompts) - len(requests)
         total = len(prompt_set.prompts)
 
         def take(answer: Answer) -> None:
             nonlocal num_done
             prompt = prompts.pop(answer.request_id)  # a second answer to one prompt is our bug
+            assert answer.prompt_ids == prompt_ids[answer.request_id]
             reason = _take_answer(answer, prompt, tokenizer, out_dir)
             if reason is not None:
                 rejected.append(_rejection(prompt, reason))

@@ -177,6 +177,8 @@ def _parse_line(line: bytes, number: int) -> Prompt:
     else:
         turns = row[forms[0]]
     category, prompt_id = row.get("category", "other"), row.get("id", f"line-{number}")
+    if type(prompt_id) is int:
+        prompt_id = str(prompt_id)
     for key, value in (("category", category), ("id", prompt_id)):
         if not isinstance(value, str) or not value:
             raise _Refused(f'"{key}" is not text')
