@@ -194,7 +194,7 @@ def test_the_static_pass_imports_no_heavy_package(tmp_path: Path) -> None:
 # random and mutated input: a verdict, never an exception
 
 SLOW = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 NAMES = st.sampled_from(["config.json", "spec.json", "metadata.json", "model.safetensors"])
 JSON = st.recursive(
