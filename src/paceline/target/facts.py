@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 from paceline.errors import TargetError
 from paceline.records import read_json, sha256_bytes
-from paceline.safetensors_header import Header, TensorInfo, read_header
+from paceline.safetensors_header import TensorInfo
 from paceline.target.resolve import MANIFEST_NAME, resolve_target
 from paceline.target.tokenizer_facts import read_tokenizer_facts
+from paceline.target.weights import find_embedding, fingerprint_weights, read_weight_headers
 
 __all__ = ["TargetFacts", "read_target"]
 
@@ -121,7 +121,7 @@ def read_target(spec: str | Path, *, require_weights: bool = True) -> TargetFact
         )
     outer = read_json(path, error=TargetError)
     config = _Config(outer, path)
-    headers = _read_headers(folder, require_weights=require_weights)
+    headers = read_weight_headers(folder, require_weights=require_weights)
     tensors = {name: info for header in headers.values() for name, info in header.tensors.items()}
     tokenizer = read_tokenizer_facts(folder)
     template = tokenizer.chat_template
@@ -161,7 +161,7 @@ def read_target(spec: str | Path, *, require_weights: bool = True) -> TargetFact
         num_mtp_layers=config.find("mtp_num_hidden_layers", "num_nextn_predict_layers") or 0,
         tokenizer_sha256=tokenizer.sha256,
         chat_template_sha256=None if template is None else sha256_bytes(template.encode("utf-8")),
-        weights_fingerprint=_fingerprint(headers) if headers else None,
+        weights_fingerprint=fingerprint_weights(headers) if headers else None,
         config=outer,
     )
     _check_embedding(facts, tensors)
@@ -173,54 +173,6 @@ def _read_name(folder: Path) -> str:
     if manifest.exists():
         return str(read_json(manifest, error=TargetError)["name"])
     return folder.name
-
-
-def _read_headers(folder: Path, *, require_weights: bool) -> dict[str, Header]:
-    index_path = folder / "model.safetensors.index.json"
-    if index_path.exists():
-        weight_map = read_json(index_path, error=TargetError).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise TargetError("has no weight_map", where=str(index_path))
-        names = sorted(set(weight_map.values()))
-    else:
-        weight_map = {}
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        if not require_weights:
-            return {}
-        raise TargetError(
-            "the target folder has no safetensors weights",
-            where=str(folder),
-            expected="model.safetensors, or shards with model.safetensors.index.json",
-        )
-    missing = [name for name in names if not (folder / name).exists()]
-    if missing:
-        raise TargetError(
-            f"weight file {missing[0]} is missing",
-            where=str(folder),
-            expected=f"the {len(names)} files that the index names",
-            fix="Finish the download.",
-        )
-    # files of the Hub's cache are links to its store: follow them here, the user's own folder
-    headers = {name: read_header((folder / name).resolve(), error=TargetError) for name in names}
-    for tensor, file in weight_map.items():
-        if tensor not in headers[file].tensors:
-            raise TargetError(
-                f"tensor {tensor!r} is not in {file}, where the index says it is",
-                where=str(index_path),
-                fix="Finish the download, or write the weights again.",
-            )
-    return headers
-
-
-def _fingerprint(headers: dict[str, Header]) -> str:
-    tensors = sorted(
-        (name, info.dtype, list(info.shape))
-        for header in headers.values()
-        for name, info in header.tensors.items()
-    )
-    sizes = sorted(header.file_bytes for header in headers.values())
-    return sha256_bytes(json.dumps([tensors, sizes], separators=(",", ":")).encode("utf-8"))
 
 
 def _rope_parameters(config: _Config) -> dict[str, Any]:
@@ -258,17 +210,12 @@ def _dtype(config: _Config, tensors: dict[str, TensorInfo]) -> str | None:
     stated = config.find("dtype", "torch_dtype")
     if stated is not None:
         return str(stated).removeprefix("torch.")
-    embedding = _find_embedding(tensors)
+    embedding = find_embedding(tensors)
     return _DTYPES.get(embedding.dtype) if embedding else None
 
 
-def _find_embedding(tensors: dict[str, TensorInfo]) -> TensorInfo | None:
-    found = [info for name, info in tensors.items() if name.endswith("embed_tokens.weight")]
-    return max(found, key=lambda info: info.shape[0], default=None)
-
-
 def _check_embedding(facts: TargetFacts, tensors: dict[str, TensorInfo]) -> None:
-    embedding = _find_embedding(tensors)
+    embedding = find_embedding(tensors)
     stated = (facts.vocab_size, facts.hidden_size)
     if embedding is not None and embedding.shape != stated:
         raise TargetError(
