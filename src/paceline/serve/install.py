@@ -55,7 +55,7 @@ def _ask(python: str) -> tuple[tuple[str, str], ...]:
             expected="a Python with vLLM installed",
         ) from None
     pairs = [line.split() for line in answer.stdout.splitlines()]
-    return tuple((name, version) for name, version in pairs)
+    return tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
 
 
 def find_device() -> str:

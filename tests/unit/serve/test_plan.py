@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.draft import Draft
+from paceline.errors import PlanError
+from paceline.serve import build_plan, describe_plan
+from paceline.serve.plan import kv_bytes_per_token
+from paceline.target import TargetFacts
+
+Targets = Callable[..., TargetFacts]
+Drafts = Callable[..., Draft]
+
+
+def test_method_and_k_come_from_the_draft_and_are_explicit(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    plan = build_plan(make_target(), make_draft(k=5), device="cpu")
+    spec = plan.engine_args["speculative_config"]
+    assert (plan.method, plan.num_speculative_tokens, plan.runner) == ("eagle3", 5, "v1")
+    assert spec["method"] == "eagle3"
+    assert spec["num_speculative_tokens"] == 5
+    assert spec["rejection_sample_method"] == "standard"
+    assert plan.engine_args["per_request_spec_decode_metrics"] == "detailed"
+    assert plan.engine_args["load_format"] == "safetensors"
+    assert plan.engine_args["trust_remote_code"] is False
+    assert plan.engine_args["enable_prefix_caching"] is False
+
+
+def test_the_path_of_a_draft_never_reaches_the_engine(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    # U32 (e): vLLM reads the method from words in the path
+    plan = build_plan(make_target(), make_draft("runs/dflash-vs-eagle3/a"), device="cpu")
+    model = plan.engine_args["speculative_config"]["model"]
+    assert model == "draft-" + "c" * 12
+    assert plan.engine_args["model"] == "target-" + "b" * 12
+
+
+def test_without_a_draft_nothing_speculates(make_target: Targets) -> None:
+    plan = build_plan(make_target(), device="cpu")
+    assert (plan.method, plan.num_speculative_tokens) == ("none", 0)
+    assert "speculative_config" not in plan.engine_args
+    assert "per_request_spec_decode_metrics" not in plan.engine_args
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "eagle3"}, "needs a draft folder"),
+        ({"method": "suffix"}, "unknown"),
+        ({"num_speculative_tokens": 3}, "no effect without a draft"),
+        ({"ngram_min": 2}, "no effect with method 'none'"),
+        ({"device": "tpu"}, "device 'tpu' is unknown"),
+        ({"device": "cuda", "num_threads": 2}, "no effect on CUDA"),
+    ],
+)
+def test_contradictions_are_refused(
+    make_target: Targets, settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        build_plan(make_target(), **{"device": "cpu", **settings})  # type: ignore[arg-type]
+
+
+def test_a_method_that_is_not_the_drafts_is_refused(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    with pytest.raises(PlanError, match="whose family is 'eagle3'"):
+        build_plan(make_target(), make_draft(), method="ngram", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "effective"),
+    [
+        ({}, "5/5"),
+        ({"ngram_min": 2}, "2/2"),
+        ({"ngram_max": 4}, "4/4"),
+        ({"ngram_min": 2, "ngram_max": 4}, "2/4"),
+    ],
+)
+def test_effective_ngram_bounds_are_printed(
+    make_target: Targets, bounds: dict[str, int], effective: str
+) -> None:  # U32 (d)
+    plan = build_plan(make_target(), method="ngram", device="cpu", **bounds)  # type: ignore[arg-type]
+    assert ("n-gram min/max", effective) in describe_plan(plan)
+    assert (len(plan.notes) == 1) == (len(bounds) < 2)
+    assert all(effective in note for note in plan.notes)
+
+
+def test_ngram_folder_settings_reach_the_engine(make_target: Targets, make_draft: Drafts) -> None:
+    draft = make_draft(family="ngram", k=4, spec={"prompt_lookup_min": 2, "prompt_lookup_max": 6})
+    plan = build_plan(make_target(), draft, device="cpu")
+    spec = plan.engine_args["speculative_config"]
+    assert "model" not in spec
+    assert (spec["prompt_lookup_min"], spec["prompt_lookup_max"]) == (2, 6)
+
+
+def test_prefix_caching_on_a_hybrid_is_turned_off_and_said(make_target: Targets) -> None:
+    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    plan = build_plan(hybrid, device="cpu", prefix_caching=True)
+    assert plan.engine_args["enable_prefix_caching"] is False
+    assert "prefix caching is turned off" in plan.notes[0]
+    assert build_plan(make_target(), device="cpu", prefix_caching=True).engine_args[
+        "enable_prefix_caching"
+    ]
+
+
+def test_device_defaults(make_target: Targets, make_draft: Drafts) -> None:
+    cpu = build_plan(make_target(), device="cpu")
+    cuda = build_plan(make_target(), make_draft(), device="cuda")
+    assert cpu.engine_args["enforce_eager"] is True
+    assert cpu.env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert cuda.engine_args["enforce_eager"] is False
+    assert cuda.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert (cuda.runner, cuda.env["VLLM_USE_V2_MODEL_RUNNER"]) == ("v2", "1")
+    assert build_plan(make_target(), method="ngram", device="cuda").runner == "v1"
+    assert all(plan.env["VLLM_PLUGINS"] == "" for plan in (cpu, cuda))
+
+
+def test_default_lengths_follow_the_target(make_target: Targets) -> None:
+    assert build_plan(make_target(), device="cpu").max_model_len == 2048
+    assert build_plan(make_target(max_position_embeddings=512), device="cpu").max_model_len == 512
+
+
+def test_kv_bytes_per_token_by_hand(make_target: Targets, make_draft: Drafts) -> None:
+    # 4 layers, 2 KV heads of 8, K and V, 2 bytes: 256; the draft's own layer adds 64
+    assert kv_bytes_per_token(make_target(), None) == 4 * 2 * 8 * 2 * 2
+    assert kv_bytes_per_token(make_target(), make_draft()) == 256 + 64
+    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    assert kv_bytes_per_token(hybrid, None) == 64
+
+
+def test_description_holds_every_argument_and_variable(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    plan = build_plan(make_target(), make_draft(), device="cpu")
+    labels = [label for label, _ in describe_plan(plan)]
+    for name in plan.engine_args:
+        assert name in labels or name == "speculative_config"
+    for name in plan.engine_args["speculative_config"]:
+        assert f"speculative_config.{name}" in labels
+    for name in plan.env:
+        assert f"env {name}" in labels
