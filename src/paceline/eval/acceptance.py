@@ -70,11 +70,11 @@ def count_request_steps(answer: Answer, *, num_speculative_tokens: int) -> Reque
             where=where,
             expected="all steps but the last to fit into the answer",
         )
-    return RequestSteps(
-        delivered=delivered,
-        steps=count_decode_steps(num_output_tokens=len(answer.output_ids), accepted=accepted),
-        acceptance=acceptance,
-    )
+    by_record = count_decode_steps(num_output_tokens=len(answer.output_ids), accepted=accepted)
+    # where a stop cuts the last step, the record hides as many steps without a draft as tokens
+    # were cut; each chunk after the first took a step of its own, so chunks bring them back
+    steps = max(by_record, len(answer.chunk_tokens) - 1)
+    return RequestSteps(delivered=delivered, steps=steps, acceptance=acceptance)
 
 
 def compute_tau(counts: Mapping[str, Sequence[tuple[int, int]]]) -> Tau:

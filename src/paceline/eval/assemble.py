@@ -60,7 +60,7 @@ def assemble_result(
     fidelity = compare_with_plain(transcript, sampling, rules)
     for name, other in aliases.items():
         arms[name] = arms[other]
-        if fidelity is not None:
+        if fidelity is not None and other in fidelity:
             fidelity[name] = fidelity[other]
     sizes: dict[str, int] = {}
     for entry in next(iter(entries.values())):

@@ -85,18 +85,13 @@ def measure_run(
 ) -> dict[str, Any]:
     """Measures and writes the run folder; returns what result.json holds.
 
-    drafts: arm name -> its Draft, or None for a method without one. A candidate that is the
-    baseline (the same endpoint object) shares its measurements and scores 100 by construction.
+    drafts: arm name -> its Draft, or None for a method without one. Arms given the same endpoint
+    object share their measurements: a candidate that is the baseline scores exactly 100.
     thinking: "none" | "on" | "off". Raises DataError for prompts that would bias the run,
     ResultError for a folder of another run, EngineError when an engine stops answering.
     """
     path = Path(out_dir) / REQUESTS_NAME
-    arms = {"plain": plain, "baseline": baseline, "candidate": candidate}
-    endpoints = {name: endpoint for name, endpoint in arms.items() if endpoint is not None}
-    aliases = {}
-    if candidate is baseline:
-        aliases["candidate"] = "baseline"
-        del endpoints["candidate"]
+    endpoints, aliases = _find_arms({"plain": plain, "baseline": baseline, "candidate": candidate})
     _require_fair(prompts, warm_up, rules)
     require_alike({name: endpoint.facts for name, endpoint in endpoints.items()})
     settings = _build_settings(
@@ -135,6 +130,21 @@ def measure_run(
     )
     write_result(out_dir, result)
     return read_json(Path(out_dir) / RESULT_NAME)
+
+
+def _find_arms(
+    given: Mapping[str, Endpoint | None],
+) -> tuple[dict[str, Endpoint], dict[str, str]]:
+    """Arms to measure, and for an arm that shares an earlier one's endpoint that arm's name."""
+    endpoints: dict[str, Endpoint] = {}
+    aliases: dict[str, str] = {}
+    for name, endpoint in given.items():
+        same = next((other for other, known in endpoints.items() if known is endpoint), None)
+        if same is not None:
+            aliases[name] = same
+        elif endpoint is not None:
+            endpoints[name] = endpoint
+    return endpoints, aliases
 
 
 def _measure(

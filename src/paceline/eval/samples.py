@@ -40,7 +40,8 @@ def split_steps(answer: Answer) -> list[Step] | None:
     total = len(answer.output_ids)
     steps = [_plain_step(0)]
     covered = 1 + sum(took + 1 for took in accepted)
-    if covered >= total:
+    # more chunks than drafting steps: some had no draft, even where a cut step hides that
+    if covered >= total and len(answer.chunk_tokens) - 1 <= len(accepted):
         sizes = [took + 1 for took in accepted]
     elif answer.chunk_tokens[0] == 1:
         sizes = list(answer.chunk_tokens[1:])

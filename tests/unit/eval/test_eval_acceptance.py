@@ -55,6 +55,14 @@ def test_steps_without_a_draft_count() -> None:
     assert counts.acceptance.acceptance_length == 2.5
 
 
+def test_a_stop_does_not_hide_steps_without_a_draft() -> None:
+    # 2+1, none, then 3+1 cut to 2: D = 3 + 1 + 2 = 6 in S = 3 steps; the record alone says
+    # 2 steps worth 7 tokens, which would leave no room for the step without a draft
+    cut = answer((2, 3), None, (3, 3), num_tokens=7)
+    counts = count_request_steps(cut, num_speculative_tokens=3)
+    assert (counts.delivered, counts.steps) == (6, 3)
+
+
 def test_no_speculation_is_one_token_a_step() -> None:
     plain = play(
         Script(steps=(None,) * 9, num_tokens=10), build_request("a"), speculates=False, sent_at_s=0

@@ -159,6 +159,16 @@ def test_candidate_that_is_the_baseline_scores_exactly_100(tmp_path: Path) -> No
     assert score_run(tmp_path)["score"]["value"] == 100.0
 
 
+def test_a_baseline_that_is_the_plain_target_is_measured_once(tmp_path: Path) -> None:
+    arms = Arms()
+    result = arms.measure(tmp_path, baseline=arms.plain, drafts={"candidate": build_draft("mine")})
+    assert result["aliases"] == {"baseline": "plain"}
+    assert result["ratios"]["tau"]["value"] == (4 + 16 / 6) / 2
+    assert result["ratios"]["memory"]["value"] == 0.0  # nothing against 600 bytes
+    assert list(result["fidelity"]) == ["candidate"]
+    assert score_run(tmp_path)["score"] == result["score"]
+
+
 def test_without_a_baseline_there_is_no_score(tmp_path: Path) -> None:
     result = Arms().measure(tmp_path, baseline=None)
     assert result["ratios"] is None

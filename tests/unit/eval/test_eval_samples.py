@@ -80,6 +80,17 @@ def test_steps_without_a_draft_lie_where_the_chunks_say() -> None:
     ]
 
 
+def test_a_cut_step_does_not_hide_a_step_without_a_draft() -> None:
+    steps = split_steps(answer((2, 3), None, (3, 3), num_tokens=7))
+    assert steps is not None
+    assert [(s.start, s.num_accepted, s.num_own) for s in steps] == [
+        (0, 0, 1),
+        (1, 2, 1),
+        (4, 0, 1),
+        (5, 2, 0),
+    ]
+
+
 def test_an_answer_whose_steps_are_hidden_in_chunks_is_left_out() -> None:
     whole = answer((2, 3), None, (1, 2), num_tokens=7)
     hidden = replace(whole, chunk_tokens=(3, 4), chunk_times_s=(0.1, 0.2))
