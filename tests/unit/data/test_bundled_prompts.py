@@ -24,7 +24,9 @@ def test_train_is_balanced_different_and_the_same_everywhere() -> None:
     assert read_prompts("demo-train").prompts == prompts[:96]
     assert {p.messages[0]["content"] for p in expand_prompts(24, seed=1)} != set(texts[:24])
     # pinned: the demo's numbers and the reference draft rest on these very prompts
-    assert read_prompts("train:800").sha256 == read_prompts("train:800").sha256
+    assert read_prompts("train:800").sha256 == (
+        "85e2d41e7391b8bb6243112cf39084fa844cb0c09ec3c7eba03c1bdda192bd71"
+    )
 
 
 def test_every_template_is_complete_and_nothing_is_left_unfilled() -> None:
@@ -62,6 +64,7 @@ def test_a_remembered_value_is_the_same_and_two_labels_differ() -> None:
 
 def test_held_out_is_twelve_a_category_and_apart_from_train() -> None:
     held_out = read_prompts("held-out")
+    assert held_out.sha256 == "3478ad7c2f3698fe9b2c255d638e7bd8e7d649dd56f1cabacb1443ad5003a7c6"
     assert held_out.rejected == ()
     assert Counter(prompt.category for prompt in held_out.prompts) == dict.fromkeys(CATEGORIES, 12)
     train = read_prompts("train").prompts
