@@ -72,13 +72,13 @@ def build_engine(args: argparse.Namespace, **extra: Any) -> Any:
     return LLM(**settings)
 
 
-def sampling(args: argparse.Namespace, temperature: float, max_tokens: int, seed: int) -> Any:
+def sampling(args: argparse.Namespace, temperature: float, max_tokens: int) -> Any:
+    """No seed a request: vLLM then draws row by row, many times slower; the engine has one."""
     from vllm import SamplingParams
 
     return SamplingParams(
         temperature=temperature,
         max_tokens=max_tokens,
-        seed=seed if temperature else None,
         stop_token_ids=list(args.target.eos_token_ids),
         detokenize=False,
     )
@@ -94,7 +94,7 @@ def ask_itself(llm: Any, args: argparse.Namespace, num: int) -> list[Prompt]:
     tokenizer = open_tokenizer(args.target)
     text = tokenizer.render([{"role": "user", "content": MARK}], ask=False)
     start = tokenizer.encode(text[: text.index(MARK)])
-    params = [sampling(args, 1.0, 96, seed) for seed in range(num)]
+    params = sampling(args, 1.0, 96)
     ends = set(args.target.eos_token_ids)
     prompts: dict[str, Prompt] = {}
     for number, output in enumerate(generate(llm, [start] * num, params)):
@@ -155,10 +155,7 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
         if time.monotonic() > deadline:
             break
         part = jobs[start : start + args.chunk]
-        params = [
-            sampling(args, job.temperature, args.max_tokens, start + n)
-            for n, job in enumerate(part)
-        ]
+        params = [sampling(args, job.temperature, args.max_tokens) for job in part]
         outputs = generate(llm, [job.prompt_ids for job in part], params)
         for job, output in zip(part, outputs, strict=True):
             ids = [*job.prompt_ids, *output.token_ids]
@@ -282,7 +279,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = open_tokenizer(args.target)
     prompts = read_prompts("held-out").prompts[: args.num_eval]
     asked = [tokenizer.encode_prompt(prompt.messages) for prompt in prompts]
-    outputs = generate(llm, asked, sampling(args, 0.0, args.max_tokens, 0))
+    outputs = generate(llm, asked, sampling(args, 0.0, args.max_tokens))
     texts, categories = [], {}
     for prompt, ids, output in zip(prompts, asked, outputs, strict=True):
         steps = output.spec_decode_metrics

@@ -31,7 +31,7 @@ from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.features import FrozenTarget, load_frozen_target
 from paceline.train.losses import head_loss
-from paceline.train.prepare import BatchSource, Prepared, chunk_rows
+from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
 
@@ -100,6 +100,7 @@ def run_training(
         setup.recipe,
         aux_layer_ids=setup.aux_layer_ids,
         draft_tokens=setup.draft_tokens,
+        greedy_rows=setup.greedy_rows,
         device=place,
     )
     num_steps = count_steps(recipe, len(source))
@@ -170,6 +171,7 @@ def train_step(
         weights_KM=batch.weights_KM,
         soft=recipe.loss.soft,
         hard=recipe.loss.hard,
+        block=block_rows(len(head), num_steps, head.device),
         chunk=chunk_rows(len(head), head.device),
     )
     counted = batch.weights_KM > 0

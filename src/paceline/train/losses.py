@@ -8,8 +8,9 @@ unroll steps predict it: step j from base p-2-j. With p_s the draft's and q the 
 where label is the target's likeliest token, since greedy serving accepts exactly that one. Over a
 reduced draft vocabulary q is the target's softmax over those tokens alone.
 
-`head_loss` walks the tokens in chunks: teacher logits once, then each step's logits, its loss and
-at once its gradient, so no [tokens, vocabulary] array outlives its chunk.
+`head_loss` walks the tokens in blocks: the logits of a block are one product, and become their own
+gradient in place, chunk by chunk of a size that stays in the processor's cache; so no array of
+[tokens, vocabulary] outlives its block, and the exponential is taken once a logit.
 
 Shapes: K steps, M supervised tokens, D hidden, V draft vocabulary.
 """
@@ -43,15 +44,26 @@ def head_loss(
     weights_KM: Tensor,
     soft: float,
     hard: float,
+    block: int,
     chunk: int,
 ) -> HeadLoss:
     """The weighted sum above; the caller divides the weights by what it wants a mean over.
 
     head_VD may require a gradient (own head of a reduced vocabulary). labels_M are draft ids.
-    Rows of weights_KM equal to 0 add nothing, whatever their student row holds.
+    Rows of weights_KM equal to 0 add nothing, whatever their student row holds. block, chunk:
+    tokens a matrix product, tokens an elementwise pass.
     """
     loss, correct = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        student_KMD, head_VD, teacher_MD, teacher_head_VD, labels_M, weights_KM, soft, hard, chunk
+        student_KMD,
+        head_VD,
+        teacher_MD,
+        teacher_head_VD,
+        labels_M,
+        weights_KM,
+        soft,
+        hard,
+        block,
+        chunk,
     )
     return HeadLoss(loss=loss, correct_KM=correct)
 
@@ -68,46 +80,38 @@ class _HeadLoss(torch.autograd.Function):
         weights_KM: Tensor,
         soft: float,
         hard: float,
+        block: int,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype = student_KMD.dtype
+        dtype, device = student_KMD.dtype, student_KMD.device
         wide = torch.promote_types(dtype, torch.float32)
-        head = head_VD.to(dtype)
-        teacher_head = teacher_head_VD.to(dtype)
+        head, teacher_head = head_VD.to(dtype), teacher_head_VD.to(dtype)
         num_steps, num_tokens = student_KMD.shape[:2]
-        d_student = torch.zeros_like(student_KMD)
+        d_student = torch.empty_like(student_KMD)
         d_head = torch.zeros_like(head_VD, dtype=wide) if ctx.needs_input_grad[1] else None
-        correct = torch.zeros(num_steps, num_tokens, dtype=torch.bool, device=student_KMD.device)
-        total = torch.zeros((), dtype=wide, device=student_KMD.device)
-        for start in range(0, num_tokens, chunk):
-            part = slice(start, min(start + chunk, num_tokens))
-            labels = labels_M[part, None]
-            if soft:
-                logits = (teacher_MD[part].to(dtype) @ teacher_head.T).to(wide)
-                logits -= logits.logsumexp(-1, keepdim=True)
-                teacher = logits.exp()
-                entropy = (teacher * logits).sum(-1)  # sum q log q
-                del logits
-            for step in range(num_steps):
-                weights = weights_KM[step, part].to(wide)
-                scores = (student_KMD[step, part] @ head.T).to(wide)
-                correct[step, part] = scores.argmax(-1) == labels[:, 0]
-                log_sum = scores.logsumexp(-1)
-                value = torch.zeros_like(log_sum)
-                if hard:
-                    value += hard * (log_sum - scores.gather(1, labels)[:, 0])
-                if soft:
-                    value += soft * (entropy + log_sum - (teacher * scores).sum(-1))
-                total += (weights * value).sum()
-                grad = scores.sub_(log_sum[:, None]).exp_().mul_(soft + hard)
-                if soft:
-                    grad.sub_(teacher, alpha=soft)
-                if hard:
-                    grad.scatter_add_(1, labels, torch.full_like(grad[:, :1], -hard))
-                small = grad.mul_(weights[:, None]).to(dtype)
-                d_student[step, part] = small @ head
-                if d_head is not None:
-                    d_head += small.T @ student_KMD[step, part]
+        correct = torch.empty(num_steps, num_tokens, dtype=torch.bool, device=device)
+        total = torch.zeros((), dtype=wide, device=device)
+        for start in range(0, num_tokens, block):
+            rows = slice(start, min(start + block, num_tokens))
+            student_KBD = student_KMD[:, rows]
+            scores_KBV = student_KBD @ head.T  # turns into its own gradient below
+            teacher_BV = teacher_MD[rows].to(dtype) @ teacher_head.T if soft else None
+            weights_KB, labels_B = weights_KM[:, rows].to(wide), labels_M[rows]
+            for first in range(0, rows.stop - rows.start, chunk):
+                part = slice(first, first + chunk)
+                value, right = _in_place(
+                    scores_KBV[:, part],
+                    None if teacher_BV is None else teacher_BV[part],
+                    labels_B[part],
+                    weights_KB[:, part],
+                    soft,
+                    hard,
+                )
+                total += value
+                correct[:, rows][:, part] = right
+            d_student[:, rows] = scores_KBV @ head
+            if d_head is not None:
+                d_head += scores_KBV.flatten(0, 1).T @ student_KBD.flatten(0, 1)
         ctx.save_for_backward(d_student, d_head)
         ctx.mark_non_differentiable(correct)
         return total, correct
@@ -117,4 +121,50 @@ class _HeadLoss(torch.autograd.Function):
         d_student, d_head = ctx.saved_tensors
         grad_head = None if d_head is None else d_head * d_loss
         grad_student = d_student * d_loss.to(d_student.dtype)
-        return (grad_student, grad_head, None, None, None, None, None, None, None)
+        return (grad_student, grad_head, *([None] * 8))
+
+
+def _in_place(
+    scores_KCV: Tensor,
+    teacher_CV: Tensor | None,
+    labels_C: Tensor,
+    weights_KC: Tensor,
+    soft: float,
+    hard: float,
+) -> tuple[Tensor, Tensor]:
+    """Overwrites logits by the weighted loss's gradient; answers (its sum, argmax == label)."""
+    wide = weights_KC.dtype
+    labels = labels_C[:, None]
+    correct = torch.empty(weights_KC.shape, dtype=torch.bool, device=weights_KC.device)
+    total = torch.zeros((), dtype=wide, device=weights_KC.device)
+    if teacher_CV is not None:
+        logits = teacher_CV.to(wide)
+        logits -= logits.logsumexp(-1, keepdim=True)
+        teacher = logits.exp()
+        entropy = _dot(teacher, logits)  # sum q log q
+    for step, stored in enumerate(scores_KCV):
+        weights = weights_KC[step]
+        scores = stored.to(wide, copy=True)
+        top, best = scores.max(-1)
+        correct[step] = best == labels_C
+        scores -= top[:, None]  # so the largest is 0
+        value = torch.zeros_like(top)
+        if hard:
+            value -= hard * scores.gather(1, labels)[:, 0]
+        if teacher_CV is not None:
+            value += soft * (entropy - _dot(teacher, scores))
+        scale = scores.exp_().sum(-1)
+        value += (soft + hard) * scale.log()
+        total += (weights * value).sum()
+        scores *= ((soft + hard) * weights / scale)[:, None]
+        if teacher_CV is not None:
+            scores.addcmul_(teacher, weights[:, None].expand_as(teacher), value=-soft)
+        if hard:
+            scores.scatter_add_(1, labels, (-hard * weights)[:, None])
+        stored.copy_(scores)
+    return total, correct
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Row by row, without an array of the products."""
+    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]

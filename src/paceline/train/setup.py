@@ -49,6 +49,12 @@ class Setup:
     started_from: dict[str, Any]
 
     @property
+    def greedy_rows(self) -> bool:
+        """The record says that every answer was taken greedily."""
+        sampling = self.data_record.get("sampling")
+        return isinstance(sampling, Mapping) and sampling.get("temperature") == 0
+
+    @property
     def run(self) -> dict[str, Any]:
         return {
             "recipe": self.recipe.as_dict(),

@@ -31,9 +31,9 @@ def reference(
     return total
 
 
-@pytest.mark.parametrize("chunk", [2, 3, 100])
+@pytest.mark.parametrize(("block", "chunk"), [(4, 2), (3, 3), (5, 2), (100, 100)])
 @pytest.mark.parametrize(("soft", "hard"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.4)])
-def test_value_and_gradients(soft: float, hard: float, chunk: int) -> None:
+def test_value_and_gradients(soft: float, hard: float, block: int, chunk: int) -> None:
     torch.manual_seed(0)
     student = torch.randn(K, M, D, dtype=torch.float64, requires_grad=True)
     head = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
@@ -51,6 +51,7 @@ def test_value_and_gradients(soft: float, hard: float, chunk: int) -> None:
         weights_KM=weights,
         soft=soft,
         hard=hard,
+        block=block,
         chunk=chunk,
     )
     wanted = reference(student, head, teacher, teacher_head, labels, weights, soft, hard)
@@ -76,6 +77,7 @@ def test_kl_of_the_teacher_itself_is_zero() -> None:
         weights_KM=torch.ones(K, M, dtype=torch.float64),
         soft=1.0,
         hard=0.0,
+        block=4,
         chunk=4,
     )
     assert abs(result.loss.item()) < 1e-12

@@ -71,7 +71,7 @@ def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20) -> Path:
             "chat_template_sha256": target.chat_template_sha256,
             "weights_fingerprint": target.weights_fingerprint,
         },
-        "sampling": {"temperature": 0.0},
+        "sampling": {"temperature": 0.7},
         "thinking": "none",
         "prompts": {"name": "made", "sha256": "0", "num_prompts": num_rows},
     }
