@@ -7,7 +7,7 @@ from click import Command, Group
 
 from paceline.cli.app import app
 
-OPTIONS: dict[str, list[str]] = {}
+OPTIONS: dict[str, list[str]] = {"": ["--version"]}
 
 
 def _walk(command: Command, path: str) -> dict[str, list[str]]:
@@ -17,7 +17,9 @@ def _walk(command: Command, path: str) -> dict[str, list[str]]:
             found |= _walk(child, f"{path} {name}".strip())
         return found
     names = sorted(
-        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
     )
     return {path: names}
 
