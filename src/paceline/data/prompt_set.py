@@ -165,7 +165,7 @@ def _parse_line(line: bytes, number: int) -> Prompt:
     try:
         row = parse_json(text, error=DataError)
     except DataError as problem:
-        raise _Refused(problem.what) from None
+        raise _Refused(problem.what.replace("line 1 column", "column")) from None
     if not isinstance(row, dict):
         raise _Refused("not a JSON object")
     forms = [key for key in ("messages", "conversations", "prompt") if key in row]
