@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paceline.data import read_prompts, require_few_rejected
 from paceline.errors import DataError
@@ -95,3 +97,30 @@ def test_hash_follows_content_not_formatting(tmp_path: Path) -> None:
     assert read_prompts(tmp_path / "b.jsonl").sha256 == one.sha256
     other = read_prompts(write(tmp_path / "c.jsonl", [{"prompt": "Hi!"}]))
     assert other.sha256 != one.sha256
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+ODD_ROWS = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["messages", "conversations", "prompt", "role", "content", "from", "id"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary(max_size=40) | ODD_ROWS.map(lambda row: json.dumps(row).encode())))
+def test_any_file_is_read_or_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b'{"prompt": "good"}\n' + b"\n".join(lines))
+    found = read_prompts(path)
+    num_lines = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+    assert len(found.prompts) + len(found.rejected) == num_lines
