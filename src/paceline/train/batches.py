@@ -111,22 +111,24 @@ def build_batch(rows: Sequence[Row], *, num_speculative_tokens: int) -> Batch:
     """Tensors of one batch; see Batch."""
     length = max(len(row.input_ids) for row in rows)
     tokens = torch.zeros(len(rows), length, dtype=torch.int64)
-    bases: list[list[int]] = []
-    triples: list[tuple[int, int, int]] = []  # row, place, start of its span
+    bases, places, numbers, starts = [], [], [], []
     for number, row in enumerate(rows):
         tokens[number, : len(row.input_ids)] = torch.tensor(row.input_ids)
-        own: list[int] = []
+        own = []
         for start, end in row.loss_spans:
-            own += range(max(start - 1, 0), end - 2)
-            triples += [(number, p, start) for p in range(max(start + 1, 2), end)]
-        bases.append(own)
+            own.append(torch.arange(max(start - 1, 0), max(end - 2, start - 1, 0)))
+            place = torch.arange(min(max(start + 1, 2), end), end)
+            places.append(place)
+            numbers.append(torch.full_like(place, number))
+            starts.append(torch.full_like(place, start))
+        bases.append(torch.cat(own))
     width = max(len(own) for own in bases)
     bases_BN = torch.zeros(len(rows), width, dtype=torch.int64)
     at = torch.full((len(rows), length), -1, dtype=torch.int64)
-    for number, own in enumerate(bases):
-        bases_BN[number, : len(own)] = torch.tensor(own, dtype=torch.int64)
-        at[number, own] = number * width + torch.arange(len(own))
-    row_M, place_M, start_M = torch.tensor(triples, dtype=torch.int64).T.contiguous()
+    for number, here in enumerate(bases):
+        bases_BN[number, : len(here)] = here
+        at[number, here] = number * width + torch.arange(len(here))
+    row_M, place_M, start_M = torch.cat(numbers), torch.cat(places), torch.cat(starts)
     sources, valid = [], []
     for step in range(num_speculative_tokens):
         base = place_M - 2 - step

@@ -158,7 +158,7 @@ def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Op
         if first is None or second is None or first.shape != parameter.shape:
             raise RecipeError(f"the checkpoint lacks the optimiser's state of '{name}'")
         optimizer.state[parameter] = {
-            "step": torch.tensor(float(checkpoint.step)),
+            "step": torch.tensor(float(checkpoint.step), device=parameter.device),
             "exp_avg": first.to(parameter.device),
             "exp_avg_sq": second.to(parameter.device),
         }

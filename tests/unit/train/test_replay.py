@@ -30,7 +30,9 @@ def draft(
     return train_draft(recipe, target=target, data_dir=data_dir, out_dir=out, device="cpu")
 
 
-def serve(draft: Draft, target: TargetFacts, prompt: list[int], num_output: int) -> list[object]:
+def serve(
+    draft: Draft, target: TargetFacts, prompt: list[int], num_output: int
+) -> tuple[list[int], list[int], list[int]]:
     """A little greedy server: verify by the target, one base at a time, tokens cut at the limit."""
     frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
     module = load_draft_module(draft)
@@ -59,25 +61,25 @@ def serve(draft: Draft, target: TargetFacts, prompt: list[int], num_output: int)
         else:
             ids.append(greedy(ids))
         accepted.append(took)
-    return [prompt, ids[len(prompt) : len(prompt) + num_output], accepted]
+    return prompt, ids[len(prompt) : len(prompt) + num_output], accepted
 
 
 def test_replay_agrees_with_a_server_step_by_step(draft: Draft, target: TargetFacts) -> None:
     texts = [serve(draft, target, [5 + n, 9, 20, 7 + 2 * n], 18 + n) for n in range(6)]
-    replay = replay_draft(draft, target, texts, dtype="float32")  # type: ignore[arg-type]
-    accepted = [took for text in texts for took in text[2]]  # type: ignore[attr-defined]
+    replay = replay_draft(draft, target, texts, dtype="float32")
+    accepted = [took for text in texts for took in text[2]]
     assert sum(accepted) > 0  # a replay of rejections alone would prove nothing
     assert replay.num_agree == replay.num_steps > 20
     assert replay.share == 1.0
     assert replay.position_served == replay.position_trained
     assert replay.position_1_served == replay.position_1_trained
-    assert [len(steps) for steps in replay.proposed] == [len(t[2]) for t in texts]  # type: ignore[arg-type]
+    assert [len(steps) for steps in replay.proposed] == [len(t[2]) for t in texts]
     for text, steps in zip(texts, replay.proposed, strict=True):
         prompt, output, counts = text
-        ids = [*prompt, *output]  # type: ignore[misc]
+        ids = [*prompt, *output]
         for base, took, row in zip(
-            walk_bases(len(prompt), len(output), counts),  # type: ignore[arg-type]
-            counts,  # type: ignore[arg-type]
+            walk_bases(len(prompt), len(output), counts),
+            counts,
             steps,
             strict=True,
         ):
@@ -86,12 +88,11 @@ def test_replay_agrees_with_a_server_step_by_step(draft: Draft, target: TargetFa
 
 
 def test_a_false_record_is_noticed(draft: Draft, target: TargetFacts) -> None:
-    prompt, output, counts = serve(draft, target, [5, 9, 20, 7], 20)
-    wrong = [0] * (len(output) - 1)  # type: ignore[arg-type]
-    replay = replay_draft(draft, target, [(prompt, output, wrong)], dtype="float32")  # type: ignore[list-item]
-    if sum(counts):  # type: ignore[call-overload]
-        assert replay.num_agree < replay.num_steps
-        assert replay.position_trained[0] > replay.position_served[0] == 0.0
+    texts = [serve(draft, target, [5 + n, 9, 20, 7 + 2 * n], 18) for n in range(6)]
+    false = [(prompt, output, [0] * (len(output) - 1)) for prompt, output, _ in texts]
+    replay = replay_draft(draft, target, false, dtype="float32")
+    assert replay.num_agree < replay.num_steps
+    assert replay.position_trained[0] > replay.position_served[0] == 0.0
 
 
 def test_bases_by_hand() -> None:
