@@ -34,7 +34,7 @@ from paceline.data import Prompt, contamination, open_tokenizer, read_prompts
 from paceline.draft import read_draft
 from paceline.records import append_jsonl, build_provenance, sha256_file, write_json
 from paceline.target import TargetFacts, read_target
-from paceline.train import Recipe, read_recipe, replay_draft, train_draft
+from paceline.train import Recipe, read_recipe, replay_draft, simulate_draft, train_draft
 from paceline.train.setup import with_num_steps
 
 HERE = Path(__file__).resolve().parent
@@ -111,6 +111,16 @@ def ask_itself(llm: Any, args: argparse.Namespace, num: int) -> list[Prompt]:
     return list(prompts.values())
 
 
+def answer_held_out(llm: Any, args: argparse.Namespace) -> None:
+    """Greedy answers to measure a draft on before it is served; never trained on."""
+    tokenizer = open_tokenizer(args.target)
+    prompts = read_prompts("held-out").prompts[: args.num_eval]
+    asked = [tokenizer.encode_prompt(prompt.messages) for prompt in prompts]
+    outputs = generate(llm, asked, sampling(args, 0.0, args.max_tokens))
+    texts = [[list(ids), list(out.token_ids)] for ids, out in zip(asked, outputs, strict=True)]
+    write_json(args.work / "held_out.json", {"texts": texts})
+
+
 def build_jobs(
     prompts: Sequence[Prompt], target: TargetFacts, *, max_prompt: int, sampled_share: float
 ) -> list[Job]:
@@ -144,6 +154,7 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     llm = build_engine(args)
     began = time.monotonic()
+    answer_held_out(llm, args)
     own = ask_itself(llm, args, args.num_self)
     print(f"{len(own)} usable prompts asked by the target itself, {time.monotonic() - began:.0f} s")
     prompts = [*read_prompts(f"train:{args.num_prompts}").prompts, *own]
@@ -252,7 +263,14 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     )
     shutil.rmtree(args.out / "draft", ignore_errors=True)
     shutil.copytree(out, args.out / "draft")
+    texts = json.loads((args.work / "held_out.json").read_text())["texts"]
+    walked = simulate_draft(draft, args.target, texts, device=args.device)
+    every = [took for steps in walked for took in steps]
+    k = draft.num_speculative_tokens
+    simulated = build_acceptance(every, [k] * len(every), num_speculative_tokens=k)
     return {
+        "simulated_acceptance_length": simulated.acceptance_length,
+        "simulated_position_acceptance": simulated.position_acceptance,
         "num_steps": recipe.optim.num_steps,
         "num_parameters": draft.num_parameters,
         "files_bytes": draft.files_bytes,

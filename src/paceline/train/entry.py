@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.train.loop import Progress
     from paceline.train.replay import Replay, ReplayText
 
-__all__ = ["replay_draft", "train_draft"]
+__all__ = ["replay_draft", "simulate_draft", "train_draft"]
 
 
 def _require_extra(doing: str) -> None:
@@ -74,3 +74,21 @@ def replay_draft(
     from paceline.train import replay
 
     return replay.replay_draft(draft, target, texts, device=device, dtype=dtype)
+
+
+def simulate_draft(
+    draft: Draft,
+    target: TargetFacts,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+) -> list[tuple[int, ...]]:
+    """Accepted tokens of each step along the target's greedy answers, before any server runs.
+
+    texts: (prompt_ids, output_ids) of each answer.
+    """
+    _require_extra("the simulation")
+    from paceline.train import replay
+
+    return replay.simulate_draft(draft, target, texts, device=device, dtype=dtype)

@@ -24,7 +24,15 @@ from paceline.train.families.eagle3 import Eagle3, build_module
 from paceline.train.families.eagle3_weights import load_draft_tensors
 from paceline.train.features import FrozenTarget, load_frozen_target
 
-__all__ = ["Replay", "ReplayText", "load_draft_module", "propose", "replay_draft", "walk_bases"]
+__all__ = [
+    "Replay",
+    "ReplayText",
+    "load_draft_module",
+    "propose",
+    "replay_draft",
+    "simulate_draft",
+    "walk_bases",
+]
 
 ReplayText = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
@@ -172,3 +180,47 @@ def replay_draft(
         position_trained=tuple(n / num_steps for n in trained_at) if num_steps else (),
         proposed=tuple(proposed),
     )
+
+
+def simulate_draft(
+    draft: Draft,
+    target: TargetFacts,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    device: str = "cpu",
+    dtype: str = "bfloat16",
+) -> list[tuple[int, ...]]:
+    """Accepted tokens of each step a server would take along greedy answers, without a server.
+
+    texts: (prompt_ids, output_ids), greedy by this target. Tokens past the text's end cannot be
+    judged and count as rejected; the last step of a text is thus understated.
+    """
+    module = load_draft_module(draft).to(device)
+    frozen = load_frozen_target(
+        target, device=device, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    )
+    width = draft.num_speculative_tokens
+    result: list[tuple[int, ...]] = []
+    for prompt_ids, output_ids in texts:
+        ids = [*prompt_ids, *output_ids]
+        first, last = len(prompt_ids) - 1, len(ids) - 2
+        bases = range(first, last)
+        if not bases:
+            result.append(())
+            continue
+        rows = propose(
+            module,
+            frozen,
+            ids=ids,
+            bases=bases,
+            aux_layer_ids=draft.config["eagle_aux_hidden_state_layer_ids"],
+            num_speculative_tokens=width,
+        )
+        accepted: list[int] = []
+        base = first
+        while base < last:
+            took = accept_greedy(rows[base - first], ids[base + 2 : base + 2 + width])
+            accepted.append(took)
+            base += took + 1
+        result.append(tuple(accepted))
+    return result

@@ -11,7 +11,7 @@ from tiny import make_recipe
 from paceline.draft import Draft
 from paceline.errors import ResultError
 from paceline.target import TargetFacts
-from paceline.train import replay_draft, train_draft
+from paceline.train import replay_draft, simulate_draft, train_draft
 from paceline.train.features import load_frozen_target
 from paceline.train.replay import load_draft_module, propose, walk_bases
 
@@ -109,3 +109,12 @@ def test_nothing_served_is_not_measured(draft: Draft, target: TargetFacts) -> No
     assert replay.position_1_served is None
     with pytest.raises(ResultError, match="more than"):
         replay_draft(draft, target, [([5, 6, 7], [8, 9], [4])], dtype="float32")
+
+
+def test_simulation_takes_the_steps_a_server_takes(draft: Draft, target: TargetFacts) -> None:
+    texts = [serve(draft, target, [5 + n, 9, 20, 7 + 2 * n], 18) for n in range(6)]
+    found = simulate_draft(draft, target, [(p, o) for p, o, _ in texts], dtype="float32")
+    for (_, _, served), walked in zip(texts, found, strict=True):
+        assert tuple(served[: len(walked) - 1]) == walked[:-1]
+        assert len(served) - len(walked) in (0, 1)  # a last step may deliver nothing to judge
+    assert simulate_draft(draft, target, [([5, 6], [7])], dtype="float32") == [()]
