@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.draft.contracts import build_contract, canonical_name, check_tensors
 from paceline.draft.folder import scan_folder
+from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.problems import require_none
@@ -98,6 +99,7 @@ def read_draft(path: str | Path) -> Draft:
     if METHODS[family].has_weights:
         _require_weights(path, scan.config, scan.headers)
         contract = build_contract(family, config)
+        require_none(check_tapped_layers(config), DraftError, folder=str(path))
         require_none(check_tensors(contract, scan.tensors_by_file), DraftError, folder=str(path))
     elif scan.config is not None or scan.headers:
         raise DraftError(

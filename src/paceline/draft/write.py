@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.draft.contracts import build_contract, check_tensors
 from paceline.draft.folder import check_spec
 from paceline.draft.read import Draft, read_draft
+from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError, MissingExtraError
 from paceline.methods import METHODS
 from paceline.problems import require_none
@@ -58,6 +59,7 @@ def write_draft(
     }
     require_none(check_spec(full_spec), DraftError, folder=str(out_dir))
     contract = build_contract(family, config)
+    require_none(check_tapped_layers(config), DraftError, folder=str(out_dir))
     unknown = sorted(set(config) - set(contract.config_keys))
     if unknown:
         raise DraftError(

@@ -1,9 +1,7 @@
 """Rules about the tapped target layers of an EAGLE-3 draft.
 
 vLLM 0.31.0: id i is the residual stream after i layers (0: embeddings; the layer count: after the
-last layer, before the final norm). Ids are sorted and de-duplicated. The width of fc follows
-num_aux_hidden_states, else the length of the list inside eagle_config, else 3: never the length of
-the top-level list.
+last layer, before the final norm).
 """
 
 from __future__ import annotations
@@ -12,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.draft import default_aux_layer_ids, read_aux_layer_ids
+from paceline.draft.taps import check_tapped_layers
 from paceline.validate.case import Case
-from paceline.validate.report import Finding, finding
+from paceline.validate.report import Finding, finding, from_problem
 
 __all__ = ["check_taps"]
 
@@ -44,36 +43,10 @@ def check_taps(case: Case) -> Iterator[Finding]:
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         return  # reported as json.type
     yield from _check_ids(case, ids, where)
-    built = config.get("num_aux_hidden_states")
-    if built is None:
-        nested_ids = inner.get(_KEY)
-        built = len(nested_ids) if isinstance(nested_ids, list) and nested_ids else 3
-    if built != len(ids):
-        stated = config.get("num_aux_hidden_states") is not None
-        reason = "num_aux_hidden_states says so" if stated else "without num_aux_hidden_states"
-        yield finding(
-            "cfg.aux",
-            _FILE,
-            f"the draft taps {len(ids)} layers, but vLLM builds fc for {built} ({reason})",
-            where="num_aux_hidden_states",
-            found=built,
-            expected=str(len(ids)),
-            fix=f'Write "num_aux_hidden_states": {len(ids)}.',
-        )
+    yield from map(from_problem, check_tapped_layers(config))
 
 
 def _check_ids(case: Case, ids: tuple[int, ...], where: str) -> Iterator[Finding]:
-    if list(ids) != sorted(set(ids)):
-        yield finding(
-            "cfg.aux",
-            _FILE,
-            "tapped layers are not ascending and unique; vLLM sorts them and drops repeats, so fc"
-            " would read other layers than in training",
-            where=where,
-            found=list(ids),
-            expected=str(sorted(set(ids))),
-            fix="Train with ascending ids and state them so.",
-        )
     top = case.target.num_hidden_layers if case.target else None
     for layer in ids:
         if layer < 0 or (top is not None and layer > top):

@@ -23,6 +23,8 @@ from paceline.draft import list_bundled, read_draft, resolve_draft, write_draft
 from paceline.errors import DraftError, StorageError
 from paceline.validate import validate_draft
 
+AUX = "eagle_aux_hidden_state_layer_ids"
+
 
 def test_read_a_sound_draft(tmp_path: Path) -> None:
     draft = read_draft(build_draft(tmp_path / "d"))
@@ -73,6 +75,8 @@ def test_model_free_draft(tmp_path: Path) -> None:
         ({"tensors": {"norm.weight": random_bf16(8, seed=1)}}, "rows 8, config implies 16"),
         ({"tensors": {"d2t": REMOVE}}, "draft vocabulary is 16 of 64"),
         ({"config": {"hidden_size": REMOVE}, "weights_follow_config": False}, "hidden_size"),
+        ({"config": {AUX: [2, 1, 3]}}, "not ascending"),
+        ({"config": {AUX: [1, 2], "num_aux_hidden_states": REMOVE}}, "builds fc for 3"),
         ({"spec": {"family": "medusa"}}, "medusa"),
         ({"spec": {"num_speculative_tokens": 0}}, "num_speculative_tokens"),
         ({"spec": {"num_speculative_tokens": True}}, "num_speculative_tokens"),
