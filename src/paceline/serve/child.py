@@ -14,7 +14,6 @@ import ctypes
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -51,11 +50,10 @@ class _Channel:
 
 
 class _Parent:
-    """Watches the parent; when it goes, removes the staging folder and kills the whole session."""
+    """Watches the parent; when it goes, kills the whole process group, this process included."""
 
     def __init__(self, *, die_with_parent: bool) -> None:
         self.messages: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.staging = ""
         self._pid = os.getppid()
         if die_with_parent:  # also when this process hangs inside native code
             libc = ctypes.CDLL(None, use_errno=True)
@@ -65,9 +63,7 @@ class _Parent:
 
     def _read(self) -> None:
         for line in sys.stdin:
-            message = json.loads(line)
-            self.staging = message.get("staging", self.staging)
-            self.messages.put(message)
+            self.messages.put(json.loads(line))
         self._end()
 
     def _watch(self) -> None:
@@ -76,8 +72,6 @@ class _Parent:
         self._end()
 
     def _end(self) -> None:
-        if self.staging:
-            shutil.rmtree(self.staging, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
 

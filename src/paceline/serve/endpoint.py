@@ -90,7 +90,6 @@ def start(
             {
                 "engine_args": resolve_engine_args(plan, staging),
                 "eos_token_ids": list(plan.target.eos_token_ids),
-                "staging": str(staging),
             }
         )
         while True:
@@ -101,12 +100,13 @@ def start(
         settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
         facts = EngineFacts(**event["facts"], start_s=time.monotonic() - begun, settings=settings)
         check_facts(plan, facts)
-        return VllmEndpoint(plan, process, staging, facts, silence_s=silence_s)
+        return VllmEndpoint(plan, process, facts, silence_s=silence_s)
     except BaseException:
         if process is not None:
             process.close()
-        remove_staging(staging)
         raise
+    finally:
+        remove_staging(staging)  # all is loaded: nothing is left to clean up after a kill
 
 
 class VllmEndpoint:
@@ -119,14 +119,12 @@ class VllmEndpoint:
         self,
         plan: Plan,
         process: EngineProcess,
-        staging: Path,
         facts: EngineFacts,
         *,
         silence_s: float,
     ) -> None:
         self.plan = plan
         self._process = process
-        self._staging = staging
         self._facts = facts
         self._silence_s = silence_s
         self._closed = False
@@ -213,10 +211,7 @@ class VllmEndpoint:
         """Ends the engine and everything it started. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            try:
-                self._process.close()
-            finally:
-                remove_staging(self._staging)
+            self._process.close()
 
     def __enter__(self) -> VllmEndpoint:
         return self

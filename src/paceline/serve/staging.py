@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from paceline.errors import DraftError, PlanError, StorageError, TargetError
@@ -20,6 +21,7 @@ __all__ = ["METHOD_WORDS", "make_staging", "remove_staging"]
 
 # vLLM 0.31.0, config/speculative.py: any of these in the draft's path overrides the method
 METHOD_WORDS = ("eagle-", "eagle3", "dflash", "dspark")
+_STALE_S = 3600.0
 _TARGET_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model", ".tiktoken"}
 _DRAFT_FILES = {"config.json"}
 
@@ -44,11 +46,9 @@ def make_staging(plan: Plan) -> Path:
     Only regular files of known kinds come in. Remove it with `remove_staging`.
     """
     root = _neutral_root()
+    _sweep(root)
     with storage_errors(root):
-        staging = Path(tempfile.mkdtemp(prefix="paceline-", dir=root))
-        while any(word in staging.name for word in METHOD_WORDS):  # random letters may spell one
-            staging.rmdir()
-            staging = Path(tempfile.mkdtemp(prefix="paceline-", dir=root))
+        staging = Path(tempfile.mkdtemp(prefix=f"paceline-{os.getpid()}-", dir=root))
         try:
             _stage_target(plan.target.path, staging / str(plan.engine_args["model"]))
             speculative = plan.engine_args.get("speculative_config") or {}
@@ -58,6 +58,23 @@ def make_staging(plan: Plan) -> Path:
             remove_staging(staging)
             raise
     return staging
+
+
+def _sweep(root: Path) -> None:
+    """Removes what killed processes left: own folders, their process gone, older than an hour."""
+    for folder in root.glob("paceline-*-*"):
+        pid = folder.name.split("-")[1]
+        try:
+            status = folder.lstat()
+        except OSError:
+            continue
+        old = time.time() - status.st_mtime > _STALE_S and status.st_uid == os.getuid()
+        if pid.isdigit() and stat.S_ISDIR(status.st_mode) and old and not _is_alive(int(pid)):
+            remove_staging(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def remove_staging(staging: Path) -> None:

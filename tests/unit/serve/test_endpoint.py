@@ -154,13 +154,21 @@ def test_an_exception_in_the_caller_closes_the_engine(
     assert session_members(endpoint.pid) == []
 
 
-def test_staging_is_gone_after_close(plain_plan: Plan, play_vllm: Play, tmp_path: Path) -> None:
-    play_vllm(READY + ANSWER)
-    endpoint = begin(plain_plan, tmp_path)
-    assert endpoint._staging.is_dir()
-    endpoint.close()
-    endpoint.close()
-    assert not endpoint._staging.exists()
+def test_nothing_is_left_in_the_temporary_folder(
+    plain_plan: Plan, play_vllm: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    play_vllm("print(receive()['engine_args']['model'], flush=True)\nsend('ready', facts=FACTS)\n")
+    with begin(plain_plan, tmp_path) as endpoint:
+        assert not list(temporary.iterdir())
+        endpoint.close()
+    assert str(temporary) in (tmp_path / "engine.log").read_text()
+    play_vllm("os._exit(3)")
+    with pytest.raises(EngineError):
+        begin(plain_plan, tmp_path)
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,18 @@ def test_a_temporary_folder_with_a_method_word_is_avoided(
     staging = make_staging(build_plan(make_target(), device="cpu"))
     assert not staging.is_relative_to(named)
     remove_staging(staging)
+
+
+def test_leftovers_of_dead_processes_are_swept(
+    make_target: Targets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "temporary"
+    root.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(root))
+    dead, fresh, alive = (root / f"paceline-{pid}-x" for pid in (2**22 + 1, 2**22 + 2, os.getpid()))
+    for folder in (dead, fresh, alive):
+        folder.mkdir()
+    for folder in (dead, alive):
+        os.utime(folder, (0, 0))
+    remove_staging(make_staging(build_plan(make_target(), device="cpu")))
+    assert sorted(path.name for path in root.iterdir()) == sorted([fresh.name, alive.name])
