@@ -91,6 +91,7 @@ def check_metadata(case: Case) -> Iterator[Finding]:
             found="nothing",
             expected="a short name",
             fix='Add "name".',
+            severity="warning" if case.is_contest else None,
         )
     trained = metadata.get("trained")
     if isinstance(trained, dict):

@@ -315,6 +315,7 @@ def _check_positions(case: Case) -> Iterator[Finding]:
         )
     elif positions < needed:
         own = target is not None and target < needed and positions >= target
+        useful = needed if target is None else min(needed, target)
         default = " (not stated: the default)" if stated is None else ""
         yield finding(
             "cfg.pos",
@@ -330,8 +331,8 @@ def _check_positions(case: Case) -> Iterator[Finding]:
             ),
             where=where,
             found=positions,
-            expected=f"at least {needed:,}",
-            fix="Nothing to do." if own else f"Train and state at least {needed:,} positions.",
+            expected=f"at least {useful:,}",
+            fix="Nothing to do." if own else f"Train and state at least {useful:,} positions.",
             severity="note" if own else "warning",
         )
 

@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = _table(
     ("spec.missing", "error", "there is a spec.json"),
     ("spec.keys", "error", "only settings of the family in spec.json"),
     ("k.range", "error", "a sensible number of drafted tokens"),
-    ("meta.keys", "warning", "metadata.json has the known fields"),
+    ("meta.keys", "note", "metadata.json has the known fields"),
     ("meta.target", "warning", "the draft was trained for this target"),
     ("meta.thinking", "warning", "the thinking mode of the training data is recorded"),
     # config.json

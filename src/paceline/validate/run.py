@@ -9,6 +9,7 @@ from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.rules import Limits, read_rules
+from paceline.safetensors_header import TensorInfo
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.config import check_config
@@ -153,7 +154,7 @@ def _estimate(case: Case) -> Iterator[Finding]:
     if sizes is None or not case.scan.headers:
         return
     weights = sum(
-        tensor.num_elements * (8 if name == "d2t" else 2)
+        _padded_elements(name, tensor) * (8 if name == "d2t" else 2)
         for tensors in case.scan.tensors_by_file.values()
         for name, tensor in tensors.items()
         if name != "t2d"
@@ -168,6 +169,14 @@ def _estimate(case: Case) -> Iterator[Finding]:
         found=f"{weights + cache:,} bytes",
         fix="`paceline eval` measures it.",
     )
+
+
+def _padded_elements(name: str, tensor: TensorInfo) -> int:
+    """vLLM rounds the rows of a head or an embedding up to a multiple of 64."""
+    if name not in {"lm_head.weight", "embed_tokens.weight"} or not tensor.shape:
+        return tensor.num_elements
+    rows = -(-tensor.shape[0] // 64) * 64
+    return tensor.num_elements // tensor.shape[0] * rows
 
 
 def _check_deep(case: Case) -> Iterator[Finding]:

@@ -379,3 +379,11 @@ def test_model_prefix_gets_its_own_hint(tmp_path: Path) -> None:
     tensors = {"fc.weight": REMOVE, "model.fc.weight": random_bf16(16, 48, seed=1)}
     report = check(build_draft(tmp_path / "d", tensors=tensors))
     assert "vLLM adds 'model.' itself" in of(report, "ten.extra").fix
+
+
+def test_the_estimate_counts_padded_rows_and_16_bit_weights(tmp_path: Path) -> None:
+    report = check(build_draft(tmp_path / "d"))
+    matrices = 16 * 48 + 16 * 32 + 2 * 8 * 32 + 16 * 16 + 3 * 32 * 16 + 4 * 16
+    weights = 2 * (matrices + 64 * 16) + 8 * 16  # 16 head rows are held as 64; d2t is int64
+    cache = 2 * 2 * 2 * 4 * 16384  # key and value, 2 bytes, 2 heads of 4
+    assert of(report, "mem.est").found == f"{weights + cache:,} bytes"
