@@ -1,0 +1,139 @@
+"""One setting changed at a time: which rule answers, and how loudly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import REMOVE, build_config, build_draft, build_target_facts, build_tensors
+
+from paceline.draft import read_draft
+from paceline.errors import DraftError
+from paceline.validate import validate_draft
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def answers(folder: Path, **options: Any) -> dict[str, str]:
+    """rule -> loudest severity, notes about what was not looked at left out."""
+    report = validate_draft(folder, target=build_target_facts(folder.parent), **options)
+    quiet = {"mem.est", "not.checked"}
+    found: dict[str, str] = {}
+    for item in report.findings:  # loudest first
+        if item.rule not in quiet and not (item.rule == "cfg.heads" and item.severity == "note"):
+            found.setdefault(item.rule, item.severity)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "severity"),
+    [
+        ({"architectures": REMOVE}, "cfg.arch", "error"),
+        ({"architectures": ["LlamaForCausalLMEagle3"] * 2}, "cfg.arch", "error"),
+        ({"architectures": "LlamaForCausalLMEagle3"}, "cfg.arch", "error"),
+        ({"hidden_size": "16"}, "json.type", "error"),
+        ({"norm_before_residual": 1}, "json.type", "error"),
+        ({"num_aux_hidden_states": True}, "json.type", "error"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, "3"]}, "json.type", "error"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "cfg.aux", "error"),
+        ({"eagle_config": {"surprise": 1}}, "cfg.unknown", "error"),
+        ({"rms_norm_eps": REMOVE}, "cfg.eps", "warning"),
+        ({"rms_norm_eps": 0}, "cfg.eps", "error"),
+        ({"max_position_embeddings": REMOVE}, "cfg.pos", "warning"),
+        ({"max_position_embeddings": 0}, "cfg.pos", "error"),
+        ({"dtype": "float32"}, "cfg.dtype", "warning"),
+        ({"dtype": "float16"}, "cfg.dtype", "warning"),
+        ({"head_dim": 3}, "cfg.heads", "error"),
+        ({"layer_types": ["full_attention"] * 4}, "cfg.layers", "error"),
+        ({"layer_types": ["sliding_attention"]}, "cfg.layers", "error"),
+        ({"sliding_window": 128}, "cfg.layers", "warning"),
+        ({"rope_parameters": {**ROPE, "rope_theta": 0}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_theta": "big"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "spiral"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_theta": 5e5}}, "cfg.rope", "note"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "cfg.rope", "error"),
+        ({"draft_vocab_size": 65}, "cfg.vocab", "error"),
+    ],
+)
+def test_config(change: dict[str, Any], rule: str, severity: str, tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", config=change, weights_follow_config=False)
+    assert answers(folder).get(rule) == severity
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": ["Eagle3LlamaForCausalLM"]},
+        {"draft_vocab_size": 16, "torch_dtype": "bfloat16", "dtype": REMOVE},
+        {"layer_types": ["sliding_attention"], "sliding_window": 128},
+        {"rope_parameters": REMOVE, "rope_theta": 10000.0, "rope_scaling": None},
+        {"bos_token_id": 1, "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True},
+        {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 2},
+        {"eagle_aux_hidden_state_layer_ids": [0, 2], "num_aux_hidden_states": 2},
+    ],
+)
+def test_right_configs_are_not_bothered(change: dict[str, Any], tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", config=change)
+    assert answers(folder, deep=True) == {}
+    read_draft(folder)
+
+
+@pytest.mark.parametrize(("k", "severity"), [(16, None), (17, "warning"), (65, "error")])
+def test_k(k: int, severity: str | None, tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", spec={"num_speculative_tokens": k})
+    assert answers(folder).get("k.range") == severity
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 2.5, "3", None, REMOVE])
+def test_k_that_is_no_count(k: Any, tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", spec={"num_speculative_tokens": k})
+    assert answers(folder)["k.range"] == "error"
+    with pytest.raises(DraftError, match="num_speculative_tokens"):
+        read_draft(folder)
+
+
+def test_float32_weights_warn_once_a_file(tmp_path: Path) -> None:
+    tensors = {}
+    for name, (dtype, shape, raw) in build_tensors(build_config()).items():
+        if dtype == "BF16":
+            wide = (np.frombuffer(raw, "<u2").astype("<u4") << 16).astype("<u4").tobytes()
+            tensors[name] = ("F32", shape, wide)
+    folder = build_draft(tmp_path / "d", tensors=tensors)
+    assert answers(folder, deep=True) == {"ten.dtype": "warning"}
+
+
+def test_ngram_settings(tmp_path: Path) -> None:
+    def check(text: str) -> dict[str, str]:
+        (tmp_path / "spec.json").write_text(text)
+        return answers(tmp_path)
+
+    base = '"family": "ngram", "num_speculative_tokens": 3'
+    assert check(f"{{{base}}}") == {}
+    assert check(f'{{{base}, "prompt_lookup_min": 2, "prompt_lookup_max": 4}}') == {}
+    swapped = f'{{{base}, "prompt_lookup_min": 5, "prompt_lookup_max": 3}}'
+    assert check(swapped) == {"spec.keys": "error"}
+    assert check(f'{{{base}, "prompt_lookup_max": 0}}') == {"k.range": "error"}
+
+
+def test_no_folder_is_the_only_exception(tmp_path: Path) -> None:
+    with pytest.raises(DraftError, match="no such draft folder"):
+        validate_draft(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    report = validate_draft(tmp_path / "empty")
+    assert report.verdict == "fail"
+    assert {item.file for item in report.findings if item.severity == "error"} == {
+        "config.json",
+        "model.safetensors",
+        "spec.json",
+    }
+
+
+def test_the_json_shape_is_fixed(tmp_path: Path) -> None:
+    shape = validate_draft(build_draft(tmp_path / "d")).to_json_dict()
+    assert list(shape) == ["verdict", "findings"]
+    assert {tuple(item) for item in shape["findings"]} == {
+        ("rule", "severity", "file", "where", "found", "expected", "message", "fix")
+    }
+    assert all(isinstance(text, str) for item in shape["findings"] for text in item.values())
