@@ -140,7 +140,9 @@ class EngineProcess:
                     raise self.failure(f"died while {doing}")
                 self._pending += data
             elif left <= 0:
-                raise self.failure(f"gave no sign of life for {timeout_s:.0f} s while {doing}")
+                raise self.failure(
+                    f"gave no sign of life for {round(timeout_s, 1):g} s while {doing}"
+                )
         line, _, self._pending = self._pending.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "failed":

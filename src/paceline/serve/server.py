@@ -61,16 +61,27 @@ def _server_env(plan: Plan) -> dict[str, str]:
 
 
 def format_command(plan: Plan, *, host: str = "127.0.0.1", port: int = 8000) -> str:
-    """The plan as one shell command, environment included; $STAGING is the neutral folder."""
+    """The plan as shell commands to copy: a neutral folder, then the server with its settings."""
+    args = plan.engine_args
+    lines = [
+        "STAGING=$(mktemp -d)",
+        f'ln -s {shlex.quote(str(plan.target.path.resolve()))} "$STAGING/{args["model"]}"',
+    ]
+    speculative = args.get("speculative_config") or {}
+    if plan.draft is not None and "model" in speculative:
+        source = shlex.quote(str(plan.draft.path.resolve()))
+        lines.append(f'cp -r {source} "$STAGING/{speculative["model"]}"')
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(_server_env(plan).items())]
     command = build_command(plan, host=host, port=port, staging=Path("$STAGING"))
-    return " ".join([*words, *(_quote(word) for word in command)])
+    lines.append(" ".join([*words, *(_quote(word) for word in command)]))
+    return "\n".join(lines)
 
 
 def _quote(word: str) -> str:
-    if word.startswith("$STAGING/"):
-        return f'"{word}"'
-    return shlex.quote(word)
+    if "$STAGING" not in word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def serve_http(

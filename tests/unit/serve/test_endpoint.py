@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,10 +112,21 @@ def test_a_hung_start_ends(plain_plan: Plan, play_vllm: Play, tmp_path: Path) ->
     assert time.monotonic() - begun < 10
 
 
+def test_ctrl_c_while_starting_leaves_nothing(
+    plain_plan: Plan, play_vllm: Play, tmp_path: Path
+) -> None:
+    play_vllm("print(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        begin(plain_plan, tmp_path)
+    assert session_members(int((tmp_path / "engine.log").read_text())) == []
+
+
 def test_silence_while_generating_ends(plain_plan: Plan, play_vllm: Play, tmp_path: Path) -> None:
     play_vllm(READY + "receive(); send('beat'); time.sleep(60)\n")
     endpoint = begin(plain_plan, tmp_path, silence_s=0.5)
-    with pytest.raises(EngineError, match="no sign of life for 0 s while generating"):
+    with pytest.raises(EngineError, match=r"no sign of life for 0\.5 s while generating"):
         endpoint.generate([request()])
     assert session_members(endpoint.pid) == []
 
