@@ -5,6 +5,8 @@
     python recipes/smollm2-eagle3/train_gpu.py --target FOLDER --out OUT --stage train --minutes 8
     python recipes/smollm2-eagle3/train_gpu.py --target FOLDER --out OUT --stage eval
 
+`--stage train --resume` goes on from the last checkpoint of a train stage that was cut off.
+
 Small enough to try without a GPU (three minutes):
 
     python recipes/smollm2-eagle3/train_gpu.py --target FOLDER --out OUT --work WORK --tiny
@@ -23,6 +25,8 @@ import argparse
 import json
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -234,10 +238,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     if args.tiny:
         optim = replace(recipe.optim, tokens_per_batch=1024, warmup_steps=1)
         recipe = replace(recipe, optim=optim)
-    recipe = with_num_steps(recipe, args.num_steps or measure_steps(recipe, args))
     out, began = args.work / "draft", time.monotonic()
-    for old in (out, out.with_name("draft.checkpoint")):
-        shutil.rmtree(old, ignore_errors=True)
+    steps_path = args.work / "num_steps.json"
+    if not args.resume:
+        for old in (out, out.with_name("draft.checkpoint")):
+            shutil.rmtree(old, ignore_errors=True)
+        write_json(steps_path, {"num_steps": args.num_steps or measure_steps(recipe, args)})
+    recipe = with_num_steps(recipe, json.loads(steps_path.read_text())["num_steps"])
     history: list[dict[str, Any]] = []
 
     def show(p: Any) -> None:
@@ -259,6 +266,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         data_dir=args.work / "data",
         out_dir=out,
         device=args.device,
+        resume=args.resume,
         on_progress=show,
     )
     shutil.rmtree(args.out / "draft", ignore_errors=True)
@@ -358,6 +366,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=HERE / "recipe.toml")
     parser.add_argument("--minutes", type=float, default=5.0, help="of answering, of training")
     parser.add_argument("--num-steps", type=int, help="in place of measuring and --minutes")
+    parser.add_argument("--resume", action="store_true", help="train: go on after a kill")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--num-prompts", type=int, default=16_000)
     parser.add_argument("--num-self", type=int, default=32_000)
@@ -376,13 +385,16 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     log_path = args.work / "log.json"
+    if args.stage == "all":  # one process a stage: a closed engine does not give back all memory
+        for stage in STAGES:
+            subprocess.run([sys.executable, *sys.argv, "--stage", stage], check=True)
+        return
     log = json.loads(log_path.read_text()) if log_path.exists() else {}
-    for stage in STAGES if args.stage == "all" else [args.stage]:
-        log[stage] = STAGES[stage](args)
-        write_json(log_path, log)
-        write_json(args.out / "log.json", log)
-        summary = {key: value for key, value in log[stage].items() if key != "history"}
-        print(f"{stage}: {json.dumps(summary)}")
+    log[args.stage] = STAGES[args.stage](args)
+    write_json(log_path, log)
+    write_json(args.out / "log.json", log)
+    summary = {key: value for key, value in log[args.stage].items() if key != "history"}
+    print(f"{args.stage}: {json.dumps(summary)}")
     print_table(log)
 
 

@@ -46,8 +46,8 @@ class Prepared:
 
 
 def block_rows(vocab_size: int, num_steps: int, device: torch.device) -> int:
-    """Tokens whose logits of all steps are one product: 128 MiB of bf16 on a CPU, 4 GiB on CUDA."""
-    elements = 2**31 if device.type == "cuda" else 2**26
+    """Tokens whose logits of all steps are one product: 128 MiB of bf16 on a CPU, 2 GiB on CUDA."""
+    elements = 2**30 if device.type == "cuda" else 2**26
     return max(64, elements // (vocab_size * num_steps))
 
 
