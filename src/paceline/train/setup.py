@@ -92,7 +92,8 @@ class Setup:
         return {
             "name": out_dir.name,
             "trained": {
-                "target": {"name": self.target.name, **_fingerprints(self.target)},
+                "target": self.target.name,
+                **_fingerprints(self.target),
                 "thinking": self.data_record.get("thinking"),
                 "data": {
                     "sha256": self.data_sha256,
@@ -102,7 +103,7 @@ class Setup:
                     "sampling": self.data_record.get("sampling"),
                 },
                 "trained_length": max(len(row.input_ids) for row in self.rows),
-                "rotary_dim": int(
+                "trained_rotary_dim": int(
                     self.config["head_dim"]
                     * float(self.config["rope_parameters"].get("partial_rotary_factor", 1.0))
                 ),

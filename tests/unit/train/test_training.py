@@ -166,12 +166,12 @@ def test_record_says_where_the_draft_came_from(
     draft, seen = train(recipe, target, data_dir, tmp_path / "first")
     assert draft is not None
     trained = draft.metadata["trained"]
-    assert trained["target"]["weights_fingerprint"] == target.weights_fingerprint
+    assert trained["weights_fingerprint"] == target.weights_fingerprint
     assert trained["recipe"] == recipe.as_dict()
     assert trained["seed"] == 5
     assert trained["thinking"] == "none"
     assert trained["trained_length"] <= 32
-    assert trained["rotary_dim"] == 8
+    assert trained["trained_rotary_dim"] == 8
     assert trained["started_from"]["from"] == "target"
     assert "midlayer.mlp.up_proj.weight" in trained["started_from"]["tensors"]
     assert trained["tokens_seen"] > 0
