@@ -38,7 +38,8 @@ from paceline.data import Prompt, contamination, open_tokenizer, read_prompts
 from paceline.draft import read_draft
 from paceline.records import append_jsonl, build_provenance, sha256_file, write_json
 from paceline.target import TargetFacts, read_target
-from paceline.train import Recipe, read_recipe, replay_draft, simulate_draft, train_draft
+from paceline.train import Recipe, read_recipe, replay_draft, train_draft
+from paceline.train.entry import simulate_draft
 from paceline.train.setup import with_num_steps
 
 HERE = Path(__file__).resolve().parent

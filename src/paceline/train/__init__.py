@@ -1,6 +1,6 @@
 """Training: a recipe and the target's own answers in, a draft folder out; and the replay."""
 
-from paceline.train.entry import replay_draft, simulate_draft, train_draft
+from paceline.train.entry import replay_draft, train_draft
 from paceline.train.recipe import (
     DraftShape,
     Init,
@@ -24,6 +24,5 @@ __all__ = [
     "read_recipe",
     "recipe_sha256",
     "replay_draft",
-    "simulate_draft",
     "train_draft",
 ]

@@ -11,7 +11,8 @@ from tiny import make_recipe
 from paceline.draft import Draft
 from paceline.errors import ResultError
 from paceline.target import TargetFacts
-from paceline.train import replay_draft, simulate_draft, train_draft
+from paceline.train import replay_draft, train_draft
+from paceline.train.entry import simulate_draft
 from paceline.train.features import load_frozen_target
 from paceline.train.replay import load_draft_module, propose, walk_bases
 
