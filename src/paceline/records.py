@@ -244,13 +244,19 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _without_home(word: str) -> str:
+    """A record travels: whose home it was made in is nobody's business."""
+    home = str(Path.home())
+    return word.replace(home + "/", "~/") if len(home) > 1 else word
+
+
 def build_provenance(
     *, seed: int | None = None, inputs: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """What produced a record: command, versions, git commit, machine, seed, sha256 of inputs."""
     return {
         "paceline_version": __version__,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *(_without_home(word) for word in sys.argv[1:])],
         "git_sha": _git_sha(),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",

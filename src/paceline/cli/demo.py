@@ -14,7 +14,7 @@ __all__ = ["demo"]
 
 _RECIPE = Path(__file__).parent / "recipes" / "demo.toml"
 _TARGET = "smollm2"
-_BASELINE = "ngram"
+_BASELINE = "smollm2-eagle3"
 _MAX_TOKENS = 128
 _CONCURRENCY = 32
 
@@ -47,7 +47,7 @@ def demo(
     target = read_target(_TARGET)
     data_dir, draft_dir, run_dir = out / "data", out / "draft", out / "run"
     run_dir.mkdir(parents=True)
-    plain = plan_arms(target, {"plain": "none"}, rules)
+    plain = plan_arms(target, {"plain": "none"}, rules, max_num_seqs=_CONCURRENCY)
     with open_arms(plain, run_dir) as served:
         part("2 of 5: the target answers training prompts")
         prompt_set = read_prompts("demo-train")
@@ -66,7 +66,12 @@ def demo(
         part("4 of 5: validating its files")
         print_findings(validate_draft(draft_dir, target=target, limits=rules.limits, deep=True))
         part(f"5 of 5: measuring it against {_BASELINE}")
-        arms = plan_arms(target, {"baseline": _BASELINE, "candidate": str(draft_dir)}, rules)
+        arms = plan_arms(
+            target,
+            {"baseline": _BASELINE, "candidate": str(draft_dir)},
+            rules,
+            max_num_seqs=_CONCURRENCY,
+        )
         with open_arms(arms, run_dir) as drafts:
             measure_endpoints(
                 {**served, **drafts},

@@ -60,6 +60,7 @@ def plan_arms(
     rules: Rules,
     *,
     num_speculative_tokens: int | None = None,
+    max_num_seqs: int = 8,
     device: str | None = None,
 ) -> list[Arm]:
     """One checked plan an arm; the same draft twice is served once."""
@@ -75,6 +76,7 @@ def plan_arms(
             target,
             draft,
             num_speculative_tokens=None if draft == "none" else k,
+            max_num_seqs=max_num_seqs,
             device=device,
         )
         for note in check_plan(plan):
@@ -178,4 +180,4 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
     assert arm.draft is not None
     say(f"replaying the served steps of {arm.name} through the trainer's own forward ...")
     texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
-    return replay_draft(arm.draft, target, texts)
+    return replay_draft(arm.draft, target, texts, device=arm.plan.device)
