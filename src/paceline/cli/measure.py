@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.arms import Arm, build_arm_plan, open_arms
 from paceline.cli.console import progress, say
+from paceline.errors import MissingExtraError, PlanError
+from paceline.methods import METHODS
 
 if TYPE_CHECKING:
-    from paceline.endpoint import Answer, Endpoint
+    from paceline.data import Thinking
+    from paceline.endpoint import Answer, Endpoint, Request
+    from paceline.eval import EvalPrompt
     from paceline.rules import Rules
     from paceline.target import TargetFacts
 
-__all__ = ["finish_run", "measure_drafts", "measure_endpoints", "plan_arms"]
+__all__ = [
+    "Questions",
+    "build_questions",
+    "finish_run",
+    "measure_drafts",
+    "measure_endpoints",
+    "plan_arms",
+]
 
 _NUM_SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What every arm is asked. warm_up: other prompts, asked first and not measured."""
+
+    name: str
+    sha256: str
+    prompts: tuple[EvalPrompt, ...]
+    warm_up: tuple[Request, ...]
+    thinking: Thinking
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with the longest answer it may get."""
+        requests = [*(prompt.request for prompt in self.prompts), *self.warm_up]
+        return max(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
 
 
 def measure_drafts(
@@ -32,26 +62,69 @@ def measure_drafts(
     with_plain: bool,
     with_replay: bool,
     out: Path,
+    thinking: Thinking = "none",
 ) -> dict[str, Any]:
     """Plans every arm before anything starts, measures, replays, returns the result."""
+    from paceline.records import storage_errors
     from paceline.rules import read_rules
     from paceline.target import read_target
 
     rules = read_rules(rules_name)
     target = read_target(target_name)
+    questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
     arms = plan_arms(
         target,
         {"baseline": baseline, "candidate": draft, "plain": "none" if with_plain else None},
         rules,
         num_speculative_tokens=num_speculative_tokens,
+        num_tokens=questions.longest,
         device=device,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    if with_replay:
+        _require_replay(arms)
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     with open_arms(arms, out) as endpoints:
-        measure_endpoints(
-            endpoints, arms, target, rules, prompts=prompts, max_tokens=max_tokens, out=out
-        )
-    return finish_run(out, arms, target, rules, with_replay=with_replay)
+        measure_endpoints(endpoints, arms, target, rules, questions, out=out)
+    return finish_run(out, arms, target, rules, with_replay=with_replay, thinking=thinking)
+
+
+def build_questions(
+    prompts: str,
+    target: TargetFacts,
+    rules: Rules,
+    *,
+    max_tokens: int | None = None,
+    thinking: Thinking = "none",
+) -> Questions:
+    """Prompts and warm-up as requests. Raises DataError before any engine runs."""
+    from paceline.data import build_requests, read_prompts, require_few_rejected
+    from paceline.endpoint import Sampling
+    from paceline.eval import EvalPrompt
+
+    asked = read_prompts(prompts)
+    require_few_rejected(asked)
+    for line, reason in asked.rejected:
+        say(f"  line {line} rejected: {reason}")
+    sampling = Sampling(
+        max_tokens=max_tokens or rules.sampling.max_tokens,
+        temperature=rules.sampling.temperature,
+        top_p=rules.sampling.top_p,
+        top_k=rules.sampling.top_k,
+    )
+    num_warm_up = rules.protocol.num_warm_up_requests
+    others = read_prompts(f"train:{8 * max(1, num_warm_up // 8 + 1)}").prompts[:num_warm_up]
+    requests = build_requests(asked.prompts, target, sampling, thinking=thinking)
+    return Questions(
+        name=asked.name,
+        sha256=asked.sha256,
+        prompts=tuple(
+            EvalPrompt(category=prompt.category, request=request)
+            for prompt, request in zip(asked.prompts, requests, strict=True)
+        ),
+        warm_up=tuple(build_requests(others, target, sampling, thinking=thinking)),
+        thinking=thinking,
+    )
 
 
 def plan_arms(
@@ -60,83 +133,34 @@ def plan_arms(
     rules: Rules,
     *,
     num_speculative_tokens: int | None = None,
+    num_tokens: int = 0,
     max_num_seqs: int = 8,
     device: str | None = None,
 ) -> list[Arm]:
-    """One checked plan an arm; the same draft twice is served once."""
+    """One checked plan an arm; the same draft twice is served once.
+
+    num_speculative_tokens: for every arm; None takes the rules'. num_tokens: what the longest
+    request needs; the engines hold at least that much.
+    """
     from paceline.serve import check_plan
 
+    ks = {
+        name: num_speculative_tokens
+        or (
+            rules.speculation.baseline_num_speculative_tokens
+            if name == "baseline"
+            else rules.speculation.entry_num_speculative_tokens
+        )
+        for name in drafts
+    }
     asked = {name: draft for name, draft in drafts.items() if draft is not None}
-    if "baseline" in asked and asked["baseline"] == asked.get("candidate"):
-        del asked["candidate"]
-    arms = []
-    for name, draft in asked.items():
-        k = num_speculative_tokens or rules.speculation.entry_num_speculative_tokens
-        plan = build_arm_plan(
-            target,
-            draft,
-            num_speculative_tokens=None if draft == "none" else k,
-            max_num_seqs=max_num_seqs,
-            device=device,
+    if num_speculative_tokens and all(draft == "none" for draft in asked.values()):
+        raise PlanError(
+            f"K = {num_speculative_tokens} has no effect: no arm drafts", fix="Leave --k out."
         )
-        for note in check_plan(plan):
-            say(f"note on {name}: {note}")
-        arms.append(Arm(name=name, draft=plan.draft, plan=plan))
-    return arms
-
-
-def measure_endpoints(
-    endpoints: Mapping[str, Endpoint],
-    arms: list[Arm],
-    target: TargetFacts,
-    rules: Rules,
-    *,
-    prompts: str,
-    max_tokens: int | None,
-    out: Path,
-) -> None:
-    """Asks every arm every prompt and writes requests.jsonl and result.json."""
-    from paceline.data import build_requests, read_prompts
-    from paceline.endpoint import Sampling
-    from paceline.eval import EvalPrompt, measure_run
-    from paceline.records import build_provenance
-
-    asked = read_prompts(prompts)
-    sampling = Sampling(
-        max_tokens=max_tokens or rules.sampling.max_tokens,
-        temperature=rules.sampling.temperature,
-        top_p=rules.sampling.top_p,
-        top_k=rules.sampling.top_k,
-    )
-    warm_up = read_prompts(f"train:{8 * max(1, rules.protocol.num_warm_up_requests // 8 + 1)}")
-    with progress("measuring") as show:
-        measure_run(
-            plain=endpoints.get("plain"),
-            baseline=endpoints.get("baseline"),
-            candidate=endpoints.get("candidate") or endpoints["baseline"],
-            drafts={arm.name: arm.draft for arm in arms},
-            prompts=[
-                EvalPrompt(category=prompt.category, request=request)
-                for prompt, request in zip(
-                    asked.prompts,
-                    build_requests(asked.prompts, target, sampling),
-                    strict=True,
-                )
-            ],
-            warm_up=build_requests(
-                warm_up.prompts[: rules.protocol.num_warm_up_requests], target, sampling
-            ),
-            rules=rules,
-            target=target,
-            out_dir=out,
-            prompt_set_name=asked.name,
-            prompt_set_sha256=asked.sha256,
-            provenance=build_provenance(
-                seed=0,
-                inputs={arm.name: arm.draft.sha256 for arm in arms if arm.draft is not None},
-            ),
-            on_progress=show,
-        )
+    if asked.get("baseline") == asked.get("candidate") and ks.get("baseline") == ks["candidate"]:
+        asked.pop("baseline", None) and asked.pop("candidate")
+    return asked
 
 
 def finish_run(
@@ -156,6 +180,7 @@ def finish_run(
             figures = {
                 "num_steps": replay.num_steps,
                 "num_agree": replay.num_agree,
+                "gaps": list(replay.gaps),
                 "position_1_served": replay.position_1_served,
                 "position_1_trained": replay.position_1_trained,
             }

@@ -36,7 +36,7 @@ __all__ = [
 RESULT_FORMAT = "paceline-result/1"
 RESULT_NAME = "result.json"
 
-_REPLAY_KEYS = {"num_steps", "num_agree", "position_1_served", "position_1_trained"}
+_REPLAY_KEYS = {"num_steps", "num_agree", "gaps", "position_1_served", "position_1_trained"}
 
 
 def build_arms(
@@ -136,8 +136,9 @@ def add_replay(
 ) -> dict[str, Any]:
     """The result with trained-against-served figures in it. Changes no other number.
 
-    replay: arm -> num_steps, num_agree, position_1_served, position_1_trained. The share and
-    whether it passes are worked out here, by the rules.
+    replay: arm -> num_steps, num_agree, position_1_served, position_1_trained, and gaps: for each
+    step that differs, how far apart the draft's own logits hold the two tokens. Which of them are
+    near ties, and whether the arm passes, is worked out here, by the rules.
     """
     added = dict(result.get("replay") or {})
     for arm, figures in replay.items():
@@ -148,12 +149,22 @@ def add_replay(
                 expected=f"an arm of the result with {', '.join(sorted(_REPLAY_KEYS))}",
             )
         served, trained = figures["position_1_served"], figures["position_1_trained"]
-        share = figures["num_agree"] / figures["num_steps"] if figures["num_steps"] else None
+        steps, gaps = figures["num_steps"], figures["gaps"]
+        near = [gap for gap in gaps if gap <= rules.replay.near_tie_logits]
+        explained = (figures["num_agree"] + len(near)) / steps if steps else None
         passed = None
-        if share is not None and served is not None and trained is not None:
+        if explained is not None and served is not None and trained is not None:
             close = abs(served - trained) <= rules.replay.max_position_1_difference
-            passed = share >= rules.replay.minimum_share and close
-        added[arm] = {**figures, "share": share, "passed": passed}
+            passed = explained >= rules.replay.minimum_share and close
+        added[arm] = {
+            **{key: value for key, value in figures.items() if key != "gaps"},
+            "share": figures["num_agree"] / steps if steps else None,
+            "num_near_tie": len(near),
+            "num_real": len(gaps) - len(near),
+            "max_near_tie_gap": max(near, default=None),
+            "near_tie_logits": rules.replay.near_tie_logits,
+            "passed": passed,
+        }
     return {**result, "replay": added}
 
 

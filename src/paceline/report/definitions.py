@@ -55,8 +55,9 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Trained against served",
-        "The served answers replayed through the training code: how many steps draft the same "
-        "tokens, and how often the first position holds in both.",
+        "The served steps walked again through the training code: how many accept the same number "
+        "of tokens, and how often the first position holds in both. bfloat16 rounds differently in "
+        "the two, so a draft's near ties fall either way; a wide gap is a real difference.",
     ),
     (
         "Interval",

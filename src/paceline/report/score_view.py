@@ -228,7 +228,11 @@ def list_replay_lines(result: Result) -> tuple[str, ...]:
         lines.append(
             f"{clean_text(arm, limit=24)}: {format_count(pick_number(found, arm, 'num_agree'))} of "
             f"{format_count(pick_number(found, arm, 'num_steps'))} steps agree "
-            f"({format_share(pick_number(found, arm, 'share'))}); first position "
+            f"({format_share(pick_number(found, arm, 'share'))}), "
+            f"{format_count(pick_number(found, arm, 'num_near_tie'))} differ at near ties of the "
+            f"draft's own logits (within "
+            f"{format_number(pick_number(found, arm, 'near_tie_logits'), digits=2)}), "
+            f"{format_count(pick_number(found, arm, 'num_real'))} for real; first position "
             f"{format_number(pick_number(found, arm, 'position_1_served'))} served, "
             f"{format_number(pick_number(found, arm, 'position_1_trained'))} trained: {verdict}"
         )

@@ -137,9 +137,14 @@ class Fidelity:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Trained acceptance against served acceptance: both must hold for `passed`."""
+    """Trained acceptance against served acceptance: both must hold for `passed`.
+
+    minimum_share: of steps that agree, or differ where the draft's own logits hold the two tokens
+    within near_tie_logits of each other, so that rounding decides.
+    """
 
     minimum_share: float
+    near_tie_logits: float
     max_position_1_difference: float
 
 

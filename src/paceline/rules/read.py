@@ -175,12 +175,11 @@ def _require_sane(rules: Rules, where: str) -> None:
     require(
         rules.sampling.temperature >= 0, "sampling.temperature", rules.sampling.temperature, ">= 0"
     )
-    require(
-        rules.fidelity.tolerance_nats >= 0,
-        "fidelity.tolerance_nats",
-        rules.fidelity.tolerance_nats,
-        ">= 0",
-    )
+    for dotted, width in (
+        ("fidelity.tolerance_nats", rules.fidelity.tolerance_nats),
+        ("replay.near_tie_logits", rules.replay.near_tie_logits),
+    ):
+        require(width >= 0, dotted, width, ">= 0")
     counts = {
         "limits.max_parameters": rules.limits.max_parameters,
         "limits.max_files_bytes": rules.limits.max_files_bytes,

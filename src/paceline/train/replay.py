@@ -10,10 +10,12 @@ Averages over all positions say something else: visited bases are a biased sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.acceptance import accept_greedy
@@ -43,13 +45,17 @@ class Replay:
 
     num_steps: such steps (a step that delivered nothing past its own token is left out).
     num_agree: both accepted the same number, counting only tokens that were delivered, so the last
-    step, cut by a stop or the limit, is compared as far as it goes. position_served[i] and
-    position_trained[i]: share of steps with the first i+1 tokens accepted. proposed: per text, per
-    step, the K target ids that the trained draft proposes.
+    step, cut by a stop or the limit, is compared as far as it goes. gaps: for each step that
+    differs, how far apart the draft's own logits hold the two tokens at the first difference
+    (float32; infinite for a token outside its vocabulary). Rounding alone flips small gaps: bf16
+    logits between 16 and 32 lie 0.125 apart. position_served[i] and position_trained[i]: share of
+    steps with the first i+1 tokens accepted. proposed: per text, per step, the K target ids that
+    the trained draft proposes.
     """
 
     num_steps: int
     num_agree: int
+    gaps: tuple[float, ...]
     position_served: tuple[float, ...]
     position_trained: tuple[float, ...]
     proposed: tuple[tuple[tuple[int, ...], ...], ...]
@@ -95,7 +101,6 @@ def load_draft_module(draft: Draft) -> Eagle3:
     return module.eval().requires_grad_(False)
 
 
-@torch.no_grad()
 def propose(
     module: Eagle3,
     frozen: FrozenTarget,
@@ -106,20 +111,57 @@ def propose(
     num_speculative_tokens: int,
 ) -> list[tuple[int, ...]]:
     """K greedy draft tokens from each base of one text, each base on its own proposals."""
+    rows, _ = _propose(
+        module,
+        frozen,
+        ids=ids,
+        bases=bases,
+        aux_layer_ids=aux_layer_ids,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    return rows
+
+
+@torch.no_grad()
+def _propose(
+    module: Eagle3,
+    frozen: FrozenTarget,
+    *,
+    ids: Sequence[int],
+    bases: Sequence[int],
+    aux_layer_ids: Sequence[int],
+    num_speculative_tokens: int,
+) -> tuple[list[tuple[int, ...]], Tensor]:
+    """The proposals, and the states [N, K, D] that the head read them from."""
     device = frozen.embedding_VD.device
     tokens_BT = torch.tensor([list(ids)], device=device)
     taps_BTF = frozen.features(tokens_BT, aux_layer_ids).taps_BTF
-    head: Tensor = frozen.head_VD if module.lm_head is None else module.lm_head.weight
-    _, proposed = module.unroll(
+    states, proposed = module.unroll(
         tokens_BT,
         taps_BTF,
         torch.tensor([list(bases)], device=device),
         frozen.embedding_VD,
         num_steps=num_speculative_tokens,
-        head_VD=head,
+        head_VD=_head(module, frozen),
     )
     rows = torch.stack([step[0] for step in proposed], dim=-1).tolist()
-    return [tuple(row) for row in rows]
+    return [tuple(row) for row in rows], torch.stack([step[0] for step in states], dim=1)
+
+
+def _head(module: Eagle3, frozen: FrozenTarget) -> Tensor:
+    return frozen.head_VD if module.lm_head is None else module.lm_head.weight
+
+
+def measure_gap(
+    module: Eagle3, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
+) -> float:
+    """Logits between the proposed token and another; other None is the draft's second choice."""
+    logits_V = F.linear(state_D.float(), _head(module, frozen).float())
+    ids_V = torch.arange(len(logits_V), device=logits_V.device)
+    ids_V = module.to_target_ids(ids_V)
+    mine, rest = logits_V[ids_V == proposed], logits_V[ids_V != proposed]
+    theirs = rest.max()[None] if other is None else logits_V[ids_V == other]
+    return float(mine[0] - theirs[0]) if len(theirs) else math.inf
 
 
 def replay_draft(
@@ -143,26 +185,26 @@ def replay_draft(
     aux_layer_ids = draft.config["eagle_aux_hidden_state_layer_ids"]
     served_at, trained_at = [0] * width, [0] * width
     num_steps = num_agree = 0
+    gaps: list[float] = []
     proposed: list[tuple[tuple[int, ...], ...]] = []
     for prompt_ids, output_ids, accepted in texts:
         if any(not 0 <= took <= width for took in accepted):
             raise ResultError(f"a step accepted more than the draft's {width} tokens")
         bases = walk_bases(len(prompt_ids), len(output_ids), accepted)
         ids = [*prompt_ids, *output_ids]
-        rows = (
-            propose(
-                module,
-                frozen,
-                ids=ids,
-                bases=bases,
-                aux_layer_ids=aux_layer_ids,
-                num_speculative_tokens=width,
-            )
-            if bases
-            else []
+        if not bases:
+            proposed.append(())
+            continue
+        rows, states_NKD = _propose(
+            module,
+            frozen,
+            ids=ids,
+            bases=bases,
+            aux_layer_ids=aux_layer_ids,
+            num_speculative_tokens=width,
         )
         proposed.append(tuple(rows))
-        for base, took, row in zip(bases, accepted, rows, strict=True):
+        for base, took, row, states_KD in zip(bases, accepted, rows, states_NKD, strict=True):
             delivered = ids[base + 2 : base + 2 + width]
             if not delivered:
                 continue
@@ -170,12 +212,18 @@ def replay_draft(
             trained = accept_greedy(row, delivered)
             num_steps += 1
             num_agree += served == trained
+            if served != trained:
+                at = min(served, trained)
+                other = delivered[at] if served > trained else None
+                gap = measure_gap(module, frozen, states_KD[at], proposed=row[at], other=other)
+                gaps.append(abs(gap))
             for position in range(width):
                 served_at[position] += served > position
                 trained_at[position] += trained > position
     return Replay(
         num_steps=num_steps,
         num_agree=num_agree,
+        gaps=tuple(gaps),
         position_served=tuple(n / num_steps for n in served_at) if num_steps else (),
         position_trained=tuple(n / num_steps for n in trained_at) if num_steps else (),
         proposed=tuple(proposed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,15 +173,20 @@ def test_no_run_folder(tmp_path: Path) -> None:
 
 def test_replay_is_judged_by_the_rules_and_changes_no_number(run: Path) -> None:
     result = read(run)
+    tie = RULES.replay.near_tie_logits
     figures = {
         "num_steps": 200,
-        "num_agree": 198,
+        "num_agree": 194,
+        "gaps": [0.0, tie / 2, tie, tie, tie + 0.01, math.inf],
         "position_1_served": 0.70,
         "position_1_trained": 0.705,
     }
     added = add_replay(result, {"candidate": figures}, RULES)
-    assert added["replay"]["candidate"]["share"] == 0.99
-    assert added["replay"]["candidate"]["passed"]
+    found = added["replay"]["candidate"]
+    # 194 agree and 4 of the 6 others are near ties: 198 of 200 is just enough
+    assert (found["share"], found["num_near_tie"], found["num_real"]) == (0.97, 4, 2)
+    assert found["max_near_tie_gap"] == tie
+    assert found["passed"]
     assert {k: v for k, v in added.items() if k != "replay"} == {
         k: v for k, v in result.items() if k != "replay"
     }
@@ -188,7 +194,7 @@ def test_replay_is_judged_by_the_rules_and_changes_no_number(run: Path) -> None:
     assert score_run(run)["score"] == result["score"]
     off = {**figures, "position_1_trained": 0.72}
     assert add_replay(result, {"candidate": off}, RULES)["replay"]["candidate"]["passed"] is False
-    few = {**figures, "num_agree": 197}
+    few = {**figures, "gaps": [0.0, tie, tie, tie + 0.01, tie + 0.02, math.inf]}
     assert add_replay(result, {"candidate": few}, RULES)["replay"]["candidate"]["passed"] is False
     with pytest.raises(ResultError, match="does not fit"):
         add_replay(result, {"other": figures}, RULES)

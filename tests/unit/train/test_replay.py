@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from paceline.target import TargetFacts
 from paceline.train import replay_draft, train_draft
 from paceline.train.entry import simulate_draft
 from paceline.train.features import load_frozen_target
-from paceline.train.replay import load_draft_module, propose, walk_bases
+from paceline.train.replay import load_draft_module, measure_gap, propose, walk_bases
 
 K = 3
 
@@ -72,6 +73,7 @@ def test_replay_agrees_with_a_server_step_by_step(draft: Draft, target: TargetFa
     assert sum(accepted) > 0  # a replay of rejections alone would prove nothing
     assert replay.num_agree == replay.num_steps > 20
     assert replay.share == 1.0
+    assert replay.gaps == ()
     assert replay.position_served == replay.position_trained
     assert replay.position_1_served == replay.position_1_trained
     assert [len(steps) for steps in replay.proposed] == [len(t[2]) for t in texts]
@@ -94,6 +96,26 @@ def test_a_false_record_is_noticed(draft: Draft, target: TargetFacts) -> None:
     replay = replay_draft(draft, target, false, dtype="float32")
     assert replay.num_agree < replay.num_steps
     assert replay.position_trained[0] > replay.position_served[0] == 0.0
+    assert len(replay.gaps) == replay.num_steps - replay.num_agree
+    assert min(replay.gaps) >= 0.0
+
+
+def test_gap_by_hand(draft: Draft, target: TargetFacts) -> None:
+    module = load_draft_module(draft)
+    frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
+    state = torch.randn(frozen.embedding_VD.shape[1], generator=torch.Generator().manual_seed(3))
+    head = frozen.head_VD if module.lm_head is None else module.lm_head.weight
+    logits = (head.double() @ state.double()).tolist()
+    ids = module.to_target_ids(torch.arange(len(logits))).tolist()
+    ranked = sorted(zip(logits, ids, strict=True), reverse=True)
+    best, second, fifth = ranked[0], ranked[1], ranked[4]
+    measured = measure_gap(module, frozen, state, proposed=best[1], other=None)
+    assert measured == pytest.approx(best[0] - second[0], abs=1e-5)
+    measured = measure_gap(module, frozen, state, proposed=best[1], other=fifth[1])
+    assert measured == pytest.approx(best[0] - fifth[0], abs=1e-5)
+    absent = next(iter(set(range(len(frozen.embedding_VD))) - set(ids)), None)
+    if absent is not None:
+        assert measure_gap(module, frozen, state, proposed=best[1], other=absent) == math.inf
 
 
 def test_bases_by_hand() -> None:
