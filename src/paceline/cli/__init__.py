@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import tempfile
 import traceback
 
 __all__ = ["main"]
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
+_STOPPED = "stopped; what was finished is kept, run the same command again to go on"
 
 
 def main() -> None:
@@ -16,39 +21,64 @@ def main() -> None:
     0 done · 1 warnings under --strict · 2 the user's input or settings · 3 our own fault ·
     4 the engine · 5 the disk · 130 Ctrl-C.
     """
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = _tell(_STOPPED, 130)
+    except BrokenPipeError:
+        code = 141
+    except OSError as error:
+        code = _tell(_explain(error), 5) if error.errno in _DISK else _tell(_keep_fault(error), 3)
+    except Exception as error:
+        code = _tell(_keep_fault(error), 3)
+    if code in (5, 141):  # what standard output still holds cannot be written: leave it
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
     from typer.exceptions import TyperException
 
+    from paceline.cli.app import app
     from paceline.errors import PacelineError
 
     try:
-        from paceline.cli.app import app
-
         code = app(standalone_mode=False)
     except PacelineError as error:
-        _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("stopped; what was finished is kept, run the same command again to go on", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return _tell(str(error), error.exit_code)
     except TyperException as error:
         error.show()  # type: ignore[attr-defined]
-        sys.exit(2)
-    except Exception as error:
-        _fail(_keep_fault(error), 3)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 2
+    if code == 130:  # typer's own answer to Ctrl-C
+        _tell(_STOPPED, 130)
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: OSError) -> str:
+    from paceline.errors import StorageError
+    from paceline.records import storage_errors
+
+    try:
+        with storage_errors(error.filename or "standard output"):
+            raise error
+    except StorageError as problem:
+        return str(problem)
 
 
 def _keep_fault(error: Exception) -> str:
-    handle, path = tempfile.mkstemp(prefix="paceline-fault-", suffix=".txt")
-    with os.fdopen(handle, "w") as file:
-        traceback.print_exception(error, file=file)
-    return (
-        f"internal fault ({type(error).__name__}: {error}). This is ours, not yours; "
-        f"please report it with {path}"
-    )
+    text = f"internal fault ({type(error).__name__}: {error}). This is ours, not yours; please"
+    try:
+        handle, path = tempfile.mkstemp(prefix="paceline-fault-", suffix=".txt")
+        with os.fdopen(handle, "w") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return f"{text} report it (its trace could not be kept: the temporary folder is full)"
+    return f"{text} report it with {path}"
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"paceline: {message}", file=sys.stderr)
-    sys.exit(code)
+def _tell(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"paceline: {message}", file=sys.stderr)
+    return code

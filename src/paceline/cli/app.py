@@ -13,7 +13,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="paceline",
-    help="Build, check, measure and serve draft models for speculative decoding on vLLM 0.31.0.",
+    help="Build, check, measure and serve drafts for speculative decoding on vLLM 0.31.0.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

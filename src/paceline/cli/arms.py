@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import say
+from paceline.errors import EngineError, StorageError
 from paceline.methods import METHODS
 
 if TYPE_CHECKING:
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from paceline.serve import Plan
     from paceline.target import TargetFacts
 
-__all__ = ["Arm", "build_arm_plan", "open_arms", "start_target"]
+__all__ = ["Arm", "build_arm_plan", "is_same", "open_arms", "start_target"]
+
+_MIN_FREE_BYTES = 2**20  # engine logs and records
+_NOTHING_BYTES = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +40,41 @@ def build_arm_plan(
     *,
     num_speculative_tokens: int | None = None,
     max_model_len: int | None = None,
+    num_tokens: int = 0,
     max_num_seqs: int = 8,
     device: str | None = None,
 ) -> Plan:
-    """A plan for "none", a model-free method by name, a bundled draft or a draft folder."""
+    """A plan for "none", a model-free method by name, a bundled draft or a draft folder.
+
+    max_model_len: None takes the plan's own choice, or num_tokens where that is more.
+    """
     from paceline.draft import read_draft, resolve_draft
     from paceline.serve import build_plan
 
     by_name = draft in METHODS and not METHODS[draft].has_weights and not Path(draft).exists()
-    return build_plan(
-        target,
-        None if by_name else read_draft(resolve_draft(draft)),
-        method=draft if by_name else None,
-        num_speculative_tokens=num_speculative_tokens,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        device=device,
-    )
+    read = None if by_name else read_draft(resolve_draft(draft))
+
+    def plan_for(length: int | None) -> Plan:
+        return build_plan(
+            target,
+            read,
+            method=draft if by_name else None,
+            num_speculative_tokens=num_speculative_tokens,
+            max_model_len=length,
+            max_num_seqs=max_num_seqs,
+            device=device,
+        )
+
+    plan = plan_for(max_model_len)
+    if max_model_len is None and plan.max_model_len < num_tokens:
+        plan = plan_for(num_tokens)
+    return plan
+
+
+def is_same(one: Arm, other: Arm) -> bool:
+    """Whether two arms are the same draft, served alike."""
+    shas = [arm.draft.sha256 if arm.draft is not None else None for arm in (one, other)]
+    return shas[0] == shas[1] and one.plan.engine_args == other.plan.engine_args
 
 
 @contextlib.contextmanager
@@ -63,12 +86,13 @@ def start_target(
 
     plan = build_arm_plan(target, "none", max_num_seqs=max_num_seqs, device=device)
     check_plan(plan)
-    say(f"starting {target.name} on vLLM ...")
-    endpoint = start(plan, log_path=out.with_name(out.name + ".engine.log"))
-    try:
-        yield endpoint
-    finally:
-        endpoint.close()
+    with _disk_told(out):
+        say(f"starting {target.name} on vLLM ...")
+        endpoint = start(plan, log_path=out.with_name(out.name + ".engine.log"))
+        try:
+            yield endpoint
+        finally:
+            endpoint.close()
 
 
 @contextlib.contextmanager
@@ -76,7 +100,7 @@ def open_arms(arms: list[Arm], log_dir: Path) -> Iterator[dict[str, Endpoint]]:
     """Starts one engine an arm, one after the other, and closes all of them whatever happens."""
     from paceline.serve import start
 
-    with contextlib.ExitStack() as stack:
+    with _disk_told(log_dir), contextlib.ExitStack() as stack:
         endpoints: dict[str, Endpoint] = {}
         for arm in arms:
             say(f"starting {arm.name} ({arm.plan.method}) on vLLM ...")
@@ -84,3 +108,25 @@ def open_arms(arms: list[Arm], log_dir: Path) -> Iterator[dict[str, Endpoint]]:
             stack.callback(endpoint.close)
             endpoints[arm.name] = endpoint
         yield endpoints
+
+
+@contextlib.contextmanager
+def _disk_told(out: Path) -> Iterator[None]:
+    """A disk without room is told as such, before and after: an engine that cannot log dies."""
+    folder = next((place for place in (out, *out.absolute().parents) if place.is_dir()), out)
+    if shutil.disk_usage(folder).free < _MIN_FREE_BYTES:
+        raise _full(out)
+    try:
+        yield
+    except EngineError as error:
+        if shutil.disk_usage(folder).free < _NOTHING_BYTES:
+            raise _full(out) from error
+        raise
+
+
+def _full(out: Path) -> StorageError:
+    return StorageError(
+        "the disk is full",
+        where=str(out),
+        fix="Free some space and run the same command again; what was finished is kept.",
+    )

@@ -1,8 +1,9 @@
-"""What every command prints with: tables on a terminal, plain lines elsewhere."""
+"""What every command prints with: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,9 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
-__all__ = ["console", "print_facts", "progress", "say"]
+__all__ = ["console", "plural", "print_facts", "print_hanging", "progress", "say"]
 
 console = Console(soft_wrap=False, highlight=False)
 
@@ -25,14 +26,34 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def plural(number: int, noun: str) -> str:
+    """ "1 row", "2 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
-    """A two-column table of label and value."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    """Label and value a line; a long value goes on under its beginning. Whole lines in a file."""
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    width = max((len(label) for label, _ in facts), default=0)
     for label, value in facts:
-        table.add_row(label, value)
-    console.print(table)
+        head = f"{label:<{width}}  "
+        if console.is_terminal:
+            print_hanging(Text.assemble((head, "dim")), value, indent=len(head))
+        else:
+            say(head + value)
+
+
+def print_hanging(head: Text, body: str, *, indent: int) -> None:
+    """`head`, then `body` wrapped to the console; lines after the first begin at `indent`."""
+    lines = textwrap.wrap(
+        head.plain + body,
+        width=max(console.width - 1, indent + 20),
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+    )
+    text = head.copy()
+    text.plain = "\n".join(lines)
+    console.print(text, soft_wrap=True)
 
 
 class Show(Protocol):
@@ -59,11 +80,17 @@ def progress(label: str) -> Iterator[Show]:
             yield update
         return
     last = time.monotonic() - _SECONDS_BETWEEN_LINES
+    first: tuple[float, int] | None = None
 
     def show(done: int, total: int, note: str = "") -> None:
-        nonlocal last
-        if done == total or time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            say(f"{label}: {done}/{total}  {note}".rstrip())
+        nonlocal last, first
+        now = time.monotonic()
+        if first is None:
+            first = (now, done)
+        if done == total or now - last >= _SECONDS_BETWEEN_LINES:
+            last = now
+            seconds, finished = now - first[0], done - first[1]
+            rate = f"{finished / seconds:.2f}/s" if finished and seconds > 0 else ""
+            say("  ".join(part for part in (f"{label}: {done}/{total}", rate, note) if part))
 
     yield show

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import console, progress, say
+from paceline.cli.console import console, plural, progress, say
+from paceline.data import Thinking
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make and look at training data.", no_args_is_help=True)
+THINKING_HELP = "on or off where the target's template has a switch."
+app = typer.Typer(help="Make training data and look at it.", no_args_is_help=True)
 
 
 @app.command("answer")
@@ -22,21 +24,31 @@ def answer(
     ],
     target: Annotated[str, typer.Option("--target", help="A folder or a bundled name.")],
     out: Annotated[Path, typer.Option("--out", help="The data folder; an unfinished one goes on.")],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0)] = 0.0,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1)] = 32,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 is greedy.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of sampling; greedy needs none.")] = 0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Prompts answered at once.")
+    ] = 32,
+    thinking: Annotated[Thinking, typer.Option("--thinking", help=THINKING_HELP)] = "none",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
 ) -> None:
-    """Let the target answer prompts; its answers are what a draft learns from."""
+    """Let the target answer prompts for a draft to learn from."""
     from paceline.cli.arms import start_target
-    from paceline.data import answer_prompts, read_prompts
+    from paceline.data import answer_prompts, open_tokenizer, read_prompts, require_few_rejected
     from paceline.endpoint import Sampling
     from paceline.target import read_target
 
     prompt_set = read_prompts(prompts)
-    print_rejected(prompt_set.rejected)
+    require_few_rejected(prompt_set)
     facts = read_target(target)
+    open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (
         start_target(facts, out, max_num_seqs=concurrency, device=device) as endpoint,
@@ -49,9 +61,10 @@ def answer(
             out_dir=out,
             sampling=sampling,
             concurrency=concurrency,
+            thinking=thinking,
             on_progress=show,
         )
-    say(f"data: {out} ({record['counts']})")
+    print_record(out, record)
 
 
 @app.command("tokenize")
@@ -59,16 +72,15 @@ def tokenize(
     conversations: Annotated[Path, typer.Argument(help="JSONL with assistant turns.")],
     target: Annotated[str, typer.Option("--target", help="A folder or a bundled name.")],
     out: Annotated[Path, typer.Option("--out", help="The data folder to write.")],
+    thinking: Annotated[Thinking, typer.Option("--thinking", help=THINKING_HELP)] = "none",
 ) -> None:
-    """Turn finished conversations into token rows with a mask over assistant turns."""
+    """Turn finished conversations into training rows."""
     from paceline.data import read_prompts, rows_from_conversations
     from paceline.target import read_target
 
     prompt_set = read_prompts(str(conversations))
-    print_rejected(prompt_set.rejected)
-    record = rows_from_conversations(prompt_set, read_target(target), out)
-    print_rejected([(row["line"], row["reason"]) for row in record.get("rejected", [])])
-    say(f"data: {out} ({record['counts']})")
+    record = rows_from_conversations(prompt_set, read_target(target), out, thinking=thinking)
+    print_record(out, record)
 
 
 @app.command("show")
@@ -84,9 +96,16 @@ def show(
     console.print(show_rows(data, read_target(target), num_rows=num_rows), markup=False)
 
 
-def print_rejected(rejected: Sequence[tuple[int, str]]) -> None:
-    """Every rejected row with its line and reason, and the count."""
-    for line, reason in rejected:
-        say(f"  line {line}: rejected: {reason}")
-    if rejected:
-        say(f"  {len(rejected)} rows rejected")
+def print_record(out: Path, record: Mapping[str, Any]) -> None:
+    """Every rejected line with its reason, then what the data folder holds, in one sentence."""
+    rejected = record["rejected"]
+    for item in rejected:
+        name = f" ({item['id']})" if item["id"] is not None else ""
+        say(f"  line {item['line']}{name} rejected: {item['reason']}")
+    counts = record["counts"]
+    cut = counts["finish_reasons"].get("length", 0)
+    say(
+        f"data: {out}: {plural(counts['rows'], 'row')}, {len(rejected):,} rejected; "
+        f"{counts['supervised_tokens']:,} of {plural(counts['tokens'], 'token')} supervised"
+        + (f"; {plural(cut, 'answer')} cut by the token limit" if cut else "")
+    )

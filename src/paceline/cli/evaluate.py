@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli.console import console, say
+from paceline.cli.data import THINKING_HELP
+from paceline.data import Thinking
 
 __all__ = ["evaluate", "report", "score"]
 
@@ -21,24 +23,33 @@ def evaluate(
         str | None, typer.Option("--baseline", help="What scores 100: a draft, ngram or none.")
     ] = None,
     prompts: Annotated[
-        str, typer.Option("--prompts", help="A JSONL file or a bundled set.")
+        str, typer.Option("--prompts", help="A JSONL file or a bundled prompt set.")
     ] = "held-out",
     rules: Annotated[str, typer.Option("--rules", help="Rules by name or file.")] = "emc2-2027",
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("--k", min=1, help="Drafted tokens a step; from the rules.")
+        int | None,
+        typer.Option("--k", min=1, help="Drafted tokens a step; else from the rules."),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=2, help="New tokens; from the rules.")
+        int | None, typer.Option("--max-tokens", min=2, help="Longest answer; else from the rules.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    thinking: Annotated[Thinking, typer.Option("--thinking", help=THINKING_HELP)] = "none",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
     plain: Annotated[
-        bool, typer.Option(help="Serve the target alone as well, and compare the texts.")
+        bool,
+        typer.Option("--plain/--no-plain", help="Serve the target alone too; compare the texts."),
     ] = True,
     replay: Annotated[
-        bool, typer.Option(help="Check that trained acceptance equals served acceptance.")
+        bool,
+        typer.Option("--replay/--no-replay", help="Check trained against served acceptance."),
     ] = True,
 ) -> None:
-    """Measure a draft on unmodified vLLM: acceptance, memory, time, fidelity, score."""
+    """Measure and score a draft on unmodified vLLM.
+
+    Acceptance, memory, time per token and fidelity to the target's own text, beside a baseline.
+    """
     from paceline.cli.measure import measure_drafts
     from paceline.report import print_report, write_report
 
@@ -54,6 +65,7 @@ def evaluate(
         with_plain=plain,
         with_replay=replay,
         out=out,
+        thinking=thinking,
     )
     print_report(result, console)
     say(f"report: {write_report(out)}")
@@ -63,7 +75,7 @@ def score(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Recompute the score of a run from its result.json alone."""
+    """Recompute the score of a run from its files alone."""
     from paceline.eval import score_run
     from paceline.report import render_score_table
 
@@ -75,7 +87,7 @@ def score(
 
 
 def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write report.html of a run again and print the table."""
+    """Print a run's report and write its report.html again."""
     from paceline.records import read_json
     from paceline.report import print_report, write_report
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.arms import Arm, build_arm_plan, open_arms
+from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arms
 from paceline.cli.console import progress, say
 from paceline.errors import MissingExtraError, PlanError
 from paceline.methods import METHODS
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _NUM_SAMPLES = 4
+_REPLAY_PACKAGES = ("torch", "transformers", "safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,27 +145,85 @@ def plan_arms(
     """
     from paceline.serve import check_plan
 
-    ks = {
-        name: num_speculative_tokens
-        or (
-            rules.speculation.baseline_num_speculative_tokens
-            if name == "baseline"
-            else rules.speculation.entry_num_speculative_tokens
-        )
-        for name in drafts
-    }
+    speculation = rules.speculation
     asked = {name: draft for name, draft in drafts.items() if draft is not None}
     if num_speculative_tokens and all(draft == "none" for draft in asked.values()):
         raise PlanError(
             f"K = {num_speculative_tokens} has no effect: no arm drafts", fix="Leave --k out."
         )
-    if asked.get("baseline") == asked.get("candidate") and ks.get("baseline") == ks["candidate"]:
-        asked.pop("baseline", None) and asked.pop("candidate")
-    return asked
+    if num_tokens > target.max_position_embeddings:
+        raise PlanError(
+            f"the longest prompt and its answer need {num_tokens:,} tokens",
+            expected=f"at most {target.max_position_embeddings:,}, the target's positions",
+            fix="Lower --max-tokens, or leave the longest prompts out.",
+        )
+    arms: list[Arm] = []
+    for name, draft in asked.items():
+        k = num_speculative_tokens or (
+            speculation.baseline_num_speculative_tokens
+            if name == "baseline"
+            else speculation.entry_num_speculative_tokens
+        )
+        plan = build_arm_plan(
+            target,
+            draft,
+            num_speculative_tokens=None if draft == "none" else k,
+            num_tokens=num_tokens,
+            max_num_seqs=max_num_seqs,
+            device=device,
+        )
+        arm = Arm(name=name, draft=plan.draft, plan=plan)
+        if name == "candidate" and any(a.name == "baseline" and is_same(a, arm) for a in arms):
+            continue
+        for note in check_plan(plan):
+            say(f"note on {name}: {note}")
+        arms.append(arm)
+    return arms
+
+
+def measure_endpoints(
+    endpoints: Mapping[str, Endpoint],
+    arms: list[Arm],
+    target: TargetFacts,
+    rules: Rules,
+    questions: Questions,
+    *,
+    out: Path,
+) -> None:
+    """Asks every arm every prompt and writes requests.jsonl and result.json."""
+    from paceline.eval import measure_run
+    from paceline.records import build_provenance
+
+    with progress("measuring") as show:
+        measure_run(
+            plain=endpoints.get("plain"),
+            baseline=endpoints.get("baseline"),
+            candidate=endpoints.get("candidate") or endpoints["baseline"],
+            drafts={arm.name: arm.draft for arm in arms},
+            prompts=questions.prompts,
+            warm_up=questions.warm_up,
+            rules=rules,
+            target=target,
+            out_dir=out,
+            prompt_set_name=questions.name,
+            prompt_set_sha256=questions.sha256,
+            thinking=questions.thinking,
+            provenance=build_provenance(
+                seed=0,
+                inputs={arm.name: arm.draft.sha256 for arm in arms if arm.draft is not None},
+            ),
+            on_progress=show,
+        )
 
 
 def finish_run(
-    out: Path, arms: list[Arm], target: TargetFacts, rules: Rules, *, with_replay: bool
+    out: Path,
+    arms: list[Arm],
+    target: TargetFacts,
+    rules: Rules,
+    *,
+    with_replay: bool,
+    thinking: Thinking = "none",
 ) -> dict[str, Any]:
     """Replays the served steps, adds samples, writes result.json again and returns it."""
     from paceline.data import open_tokenizer
@@ -174,7 +233,7 @@ def finish_run(
     result = read_json(out / "result.json")
     proposed: dict[str, Any] = {}
     for arm in arms:
-        if with_replay and arm.draft is not None and arm.draft.tensors:
+        if with_replay and _has_weights(arm):
             replay = _replay(arm, read_answers(out, arm.name), target)
             proposed[arm.name] = replay.proposed
             figures = {
@@ -190,7 +249,7 @@ def finish_run(
     steps = proposed.get(shown)
     result["samples"] = build_samples(
         answers[:: max(1, len(answers) // _NUM_SAMPLES)][:_NUM_SAMPLES],
-        open_tokenizer(target).decode,
+        open_tokenizer(target, thinking=thinking).decode,
         {a.request_id: s for a, s in zip(answers, steps, strict=True)} if steps else None,
         arm=shown,
         categories={row["id"]: row["category"] for row in result["arms"][shown]["requests"]},
@@ -206,3 +265,19 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
     say(f"replaying the served steps of {arm.name} through the trainer's own forward ...")
     texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
     return replay_draft(arm.draft, target, texts, device=arm.plan.device)
+
+
+def _has_weights(arm: Arm) -> bool:
+    return METHODS[arm.plan.method].has_weights
+
+
+def _require_replay(arms: list[Arm]) -> None:
+    """The replay's packages are asked for before anything starts. Raises MissingExtraError."""
+    if not any(_has_weights(arm) for arm in arms):
+        return
+    missing = [name for name in _REPLAY_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the check of trained against served acceptance needs {' and '.join(missing)}",
+            fix="Run `pip install 'paceline[train]'`, or leave it out with --no-replay.",
+        )

@@ -15,20 +15,25 @@ def serve(
     target: Annotated[str, typer.Argument(help="A folder or a bundled name.")],
     draft: Annotated[
         str | None,
-        typer.Option("--draft", help="A draft folder, a bundled draft, or ngram. None without."),
+        typer.Option("--draft", help="A draft folder, a bundled draft, or ngram; else no draft."),
     ] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("--k", min=1, help="Drafted tokens a step; from the draft.")
+        int | None, typer.Option("--k", min=1, help="Drafted tokens a step; else from the draft.")
     ] = None,
-    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port")] = 8000,
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", min=1)] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8000,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", min=1, help="Longest prompt and answer together."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Print the checked plan and its command; start nothing.")
     ] = False,
 ) -> None:
-    """Serve a target on unmodified vLLM, drafting if a draft is given."""
+    """Serve a target on unmodified vLLM, with or without a draft."""
     from paceline.cli.arms import build_arm_plan
     from paceline.serve import check_plan, describe_plan, format_command, serve_http
     from paceline.target import read_target

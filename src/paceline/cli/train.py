@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli.console import progress, say
 
-__all__ = ["train"]
+if TYPE_CHECKING:
+    from paceline.draft import Draft
+    from paceline.target import TargetFacts
+    from paceline.train import Recipe
+
+__all__ = ["require_clean", "run_training", "train"]
+
+_HELD_OUT = "held-out"
+_COPY_SHARE = 0.5
+_NUM_NAMED = 5
 
 
 def train(
@@ -32,15 +41,16 @@ def train(
 
 
 def run_training(
-    recipe: object, target: object, data: Path, out: Path, device: str | None, resume: bool
-) -> object:
+    recipe: Recipe, target: TargetFacts, data: Path, out: Path, device: str | None, resume: bool
+) -> Draft:
     """Trains with a progress display; shared with `paceline demo`."""
     from paceline.train import train_draft
 
+    require_clean(data, target)
     with progress("training") as show:
         draft = train_draft(
-            recipe,  # type: ignore[arg-type]
-            target=target,  # type: ignore[arg-type]
+            recipe,
+            target=target,
             data_dir=data,
             out_dir=out,
             device=device,
@@ -51,9 +61,29 @@ def run_training(
     return draft
 
 
+def require_clean(data: Path, target: TargetFacts) -> None:
+    """Raises DataError when rows copy prompts that drafts are measured on."""
+    from paceline.data import contamination, read_data_record, read_prompts, read_rows
+    from paceline.errors import DataError
+
+    read_data_record(data)
+    held_out = read_prompts(_HELD_OUT).prompts
+    copies = contamination(read_rows(data), held_out, target=target, min_share=_COPY_SHARE)
+    if copies:
+        named = [f"row '{c.training_id}' has '{c.held_out_id}'" for c in copies[:_NUM_NAMED]]
+        more = f" and {len(copies) - _NUM_NAMED} more" if len(copies) > _NUM_NAMED else ""
+        raise DataError(
+            f"training rows copy prompts of the measured set {_HELD_OUT}: {', '.join(named)}{more}",
+            where=str(data),
+            expected="other prompts: a draft that has seen the test says nothing",
+            fix="Take these rows out and answer the rest into a new folder.",
+        )
+
+
 def describe_progress(state: object) -> str:
     """One line: loss, accuracy of each unroll position, speed."""
-    accuracy = " ".join(f"{a:.2f}" for a in getattr(state, "position_accuracy", ()))
+    shares = getattr(state, "position_accuracy", ())
+    accuracy = " ".join("-" if share is None else f"{share:.2f}" for share in shares)
     return (
         f"loss {getattr(state, 'loss', 0.0):.3f}"
         f"  accuracy {accuracy}  {getattr(state, 'tokens_per_s', 0.0):,.0f} tokens/s"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.console import console
+from paceline.cli.console import console, plural, print_hanging, say
 
 __all__ = ["print_findings", "validate"]
 
@@ -24,7 +24,7 @@ def validate(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings exit with 1.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a draft folder's files, formats and fit to its target.
+    """Check a draft folder: files, formats, fit to its target.
 
     Exit 0 for pass and warn (1 for warn under --strict), 2 for fail.
     """
@@ -62,20 +62,20 @@ def print_findings(report: object) -> None:
         if finding.file != last_file:
             console.print(Text(finding.file or "the folder", style="bold"))
             last_file = finding.file
-        console.print(
+        print_hanging(
             Text.assemble(
-                ("  " + finding.severity, _STYLE[finding.severity]),
+                (f"  {finding.severity}", _STYLE[finding.severity]),
                 (f" {finding.rule}  ", "dim"),
-                _sentence(finding.message),
-                f" {finding.fix}" if finding.fix else "",
-            )
+            ),
+            " ".join(_sentence(part) for part in (finding.message, finding.fix) if part),
+            indent=4,
         )
     counts = {
         severity: sum(1 for f in findings if f.severity == severity)
         for severity in ("error", "warning", "note")
     }
-    summary = ", ".join(f"{n} {severity}{'s' * (n != 1)}" for severity, n in counts.items())
-    console.print(f"verdict: {getattr(report, 'verdict', '?')} ({summary})")
+    summary = ", ".join(plural(n, severity) for severity, n in counts.items())
+    say(f"verdict: {getattr(report, 'verdict', '?')} ({summary})")
 
 
 def _sentence(text: str) -> str:
