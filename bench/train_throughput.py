@@ -19,7 +19,8 @@ comes on top: 4 N exponentials a token at 0.65 G/s are 0.05 ms. Rows not sampled
 the target's own likeliest token, over 49,152: 57 M once.
 The field's figure for this model, vocabulary and K on two cores is 700 tokens/s.
 
-Prints tokens/s (real tokens, prompts included) of the first epoch, of the later ones, and overall.
+Prints one JSON object: tokens/s (real tokens, prompts included) of the first epoch, of the later
+ones, and overall.
 """
 
 from __future__ import annotations
@@ -103,13 +104,16 @@ def main() -> None:
     ends = [times[-1] for times in epochs.values()]
     minutes = draft_folder.metadata["trained"]["minutes"]
     later = [num_tokens / (b - a) for a, b in pairwise(ends)]
-    print(f"{num_tokens:,} tokens an epoch, {torch.get_num_threads()} threads")
     total_s = 60.0 * minutes
     first_s = total_s - (ends[-1] - ends[0])
-    print(f"first epoch  {num_tokens / first_s:8,.0f} tokens/s (target included)")
-    for number, speed in enumerate(later, 2):
-        print(f"epoch {number}      {speed:8,.0f} tokens/s")
-    print(f"overall      {args.epochs * num_tokens / total_s:8,.0f} tokens/s")
+    figures = {
+        "tokens_an_epoch": num_tokens,
+        "threads": torch.get_num_threads(),
+        "first_epoch_tokens_per_s": round(num_tokens / first_s),  # target's forward included
+        "later_epochs_tokens_per_s": [round(speed) for speed in later],
+        "overall_tokens_per_s": round(args.epochs * num_tokens / total_s),
+    }
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
