@@ -7,9 +7,10 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-__all__ = ["Problem", "require_none", "show_value"]
+__all__ = ["Problem", "require_none", "show_text", "show_value"]
 
 _MAX_SHOWN = 120
+_MAX_TEXT = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,17 @@ def show_value(value: Any, *, limit: int = _MAX_SHOWN) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def show_text(text: str) -> str:
+    """A whole message made safe to print, whatever names of a stranger's it quotes."""
+    if text.isprintable() and len(text) <= _MAX_TEXT:
+        return text
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in text[: _MAX_TEXT + 1]
+    )
+    return shown if len(shown) <= _MAX_TEXT else shown[: _MAX_TEXT - 1] + "…"
+
+
 def _show_container(value: list[Any] | tuple[Any, ...] | dict[Any, Any], limit: int) -> str:
     """Shows the first few items; a nested container only as its size."""
     if isinstance(value, dict):
@@ -79,8 +91,8 @@ def require_none(problems: list[Problem], error: type[PacelineError], *, folder:
     place = f"{folder.rstrip('/')}/{first.file}" if folder else first.file
     more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
     raise error(
-        f"{first.message}{more}",
-        where=f"{place}: {first.where}" if first.where else place,
-        expected=first.expected,
+        f"{show_text(first.message)}{more}",
+        where=show_text(f"{place}: {first.where}" if first.where else place),
+        expected=show_text(first.expected),
         fix=first.fix,
     )

@@ -20,7 +20,16 @@ from paceline.errors import DraftError, PacelineError
 from paceline.problems import Problem, require_none, show_value
 from paceline.strict_json import JsonLimits, scan_json
 
-__all__ = ["DTYPE_BYTES", "Header", "TensorInfo", "read_header", "scan_header"]
+__all__ = [
+    "DTYPE_BYTES",
+    "MAX_HEADER_BYTES",
+    "MAX_TENSORS",
+    "Header",
+    "TensorInfo",
+    "peek_header_bytes",
+    "read_header",
+    "scan_header",
+]
 
 DTYPE_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -136,6 +145,21 @@ def scan_header(path: str | Path) -> tuple[Header | None, list[Problem]]:
     except OSError as problem:
         scan.add("fs.read", f"cannot be read: {problem.strerror}", expected="a readable file")
         return None, scan.problems
+    finally:
+        os.close(handle)
+
+
+def peek_header_bytes(path: str | Path) -> int:
+    """The header length that a file states, so that many can be bounded; 0 when unreadable."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return 0
+    try:
+        length = int.from_bytes(os.pread(handle, 8, 0), "little")
+        return length if length <= MAX_HEADER_BYTES else 0  # too long: refused unread
+    except OSError:
+        return 0
     finally:
         os.close(handle)
 

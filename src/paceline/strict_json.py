@@ -111,13 +111,19 @@ def _check_bounds(text: str, limits: JsonLimits, scan: _Scan) -> None:
             nodes += 1
         else:
             depth -= 1
+        if deepest > limits.max_depth or nodes > limits.max_nodes:
+            break  # already refused: the rest of a bomb is not worth the time
     for what, found, allowed in (
         ("nested too deeply", deepest, limits.max_depth),
         ("too large: too many values", nodes, limits.max_nodes),
         ("holding a string that is too long", longest, limits.max_string),
     ):
         if found > allowed:
-            scan.add("json.depth", f"the JSON is {what} ({found})", expected=f"at most {allowed}")
+            scan.add(
+                "json.depth",
+                f"the JSON is {what} ({found:,} or more)",
+                expected=f"at most {allowed:,}",
+            )
 
 
 def _has_surrogate(value: Any) -> bool:

@@ -54,6 +54,13 @@ def build_eagle3_config(
         )
     heads = num_attention_heads or target.num_attention_heads
     kv_heads = num_key_value_heads or target.num_key_value_heads
+    if target.hidden_size % heads:
+        raise DraftError(
+            f"hidden_size {target.hidden_size} is not a multiple of {heads} attention heads",
+            where="num_attention_heads",
+            expected=f"a divisor of {target.hidden_size}",
+            fix="vLLM refuses such a config, whatever head_dim says.",
+        )
     if heads % kv_heads:
         raise DraftError(
             f"{heads} attention heads cannot share {kv_heads} key-value heads",

@@ -17,7 +17,14 @@ from paceline.draft.contracts import SPEC_KEYS
 from paceline.draft.index import INDEX_NAME, check_index
 from paceline.methods import METHODS
 from paceline.problems import Problem, show_value
-from paceline.safetensors_header import Header, TensorInfo, scan_header
+from paceline.safetensors_header import (
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    Header,
+    TensorInfo,
+    peek_header_bytes,
+    scan_header,
+)
 from paceline.strict_json import JsonLimits, scan_json
 
 __all__ = ["MAX_FILES", "FolderScan", "read_bytes", "scan_folder"]
@@ -140,14 +147,8 @@ def scan_folder(path: str | Path) -> FolderScan:
         (INDEX_NAME, _INDEX_LIMITS),
     ):
         objects[name] = _read_object(path / name, limits, problems) if name in names else None
-    headers = {}
-    for name in [name for name in names if name.endswith(".safetensors")][:MAX_FILES]:
-        header, found = scan_header(path / name)
-        problems.extend(found)
-        if header is not None:
-            headers[name] = header
-        if len(problems) > 200:
-            break
+    headers, found = _scan_headers(path, [name for name in names if name.endswith(".safetensors")])
+    problems.extend(found)
     if "spec.json" in names and objects["spec.json"] is not None:
         problems.extend(check_spec(objects["spec.json"]))
     elif "spec.json" not in names:
@@ -173,6 +174,35 @@ def scan_folder(path: str | Path) -> FolderScan:
         headers=headers,
         problems=tuple(problems),
     )
+
+
+def _scan_headers(path: Path, names: list[str]) -> tuple[dict[str, Header], list[Problem]]:
+    """Header by header; all shards together get no more room than one file may take."""
+    headers: dict[str, Header] = {}
+    problems: list[Problem] = []
+    header_bytes = num_tensors = 0
+    for name in names[:MAX_FILES]:
+        header_bytes += peek_header_bytes(path / name)
+        if header_bytes > MAX_HEADER_BYTES or num_tensors > MAX_TENSORS:
+            problems.append(
+                Problem(
+                    rule="st.count",
+                    file=show_value(name),
+                    found=f"{header_bytes:,} bytes, {num_tensors:,} tensors",
+                    expected=f"at most {MAX_HEADER_BYTES:,} bytes and {MAX_TENSORS:,} tensors",
+                    message="the headers of all weight files together are too large",
+                    fix="Save the draft again; it has a few dozen tensors.",
+                )
+            )
+            break
+        header, found = scan_header(path / name)
+        problems.extend(found)
+        if header is not None:
+            headers[name] = header
+            num_tensors += len(header.tensors)
+        if len(problems) > 200:
+            break
+    return headers, problems
 
 
 def check_spec(spec: Mapping[str, Any]) -> list[Problem]:

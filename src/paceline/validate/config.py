@@ -32,6 +32,19 @@ _EAGLE_CONFIG_KEYS = {
     "use_aux_hidden_state": "bool",
     "norm_before_fc": "bool",
 }
+# null does not stand for "not stated" here: the config class or the model of vLLM stops at it.
+_NEVER_NULL = (
+    "rms_norm_eps",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "initializer_range",
+    "use_cache",
+    "target_hidden_size",
+    "logit_scale",
+)
 
 
 def find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -56,6 +69,8 @@ def _has_type(value: Any, kind: str) -> bool:
         return _is_int(value)
     if kind == "number":
         return _is_int(value) or isinstance(value, float)
+    if kind == "float":  # the config class refuses a whole number here
+        return isinstance(value, float)
     if kind == "bool":
         return isinstance(value, bool)
     if kind == "str":
@@ -85,6 +100,7 @@ def check_config(case: Case) -> Iterator[Finding]:
             )
     yield from _check_keys(config)
     yield from _check_types(config, EAGLE3_CONFIG_KEYS, "")
+    yield from _check_nulls(config)
     eagle_config = config.get("eagle_config")
     if isinstance(eagle_config, dict):
         yield from _check_types(eagle_config, _EAGLE_CONFIG_KEYS, "eagle_config.")
@@ -149,6 +165,20 @@ def _check_types(
                 found=value,
                 expected=kind,
                 fix="A number is written without quotes, true and false are not numbers.",
+            )
+
+
+def _check_nulls(config: Mapping[str, Any]) -> Iterator[Finding]:
+    for key in _NEVER_NULL:
+        if key in config and config[key] is None:
+            yield finding(
+                "json.type",
+                _FILE,
+                f"'{key}' is null, and vLLM stops at it while loading",
+                where=key,
+                found=None,
+                expected=f"{EAGLE3_CONFIG_KEYS[key]}, or no key",
+                fix="State the value of training, or remove the key.",
             )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Any
 
 from paceline.draft import Eagle3Sizes
+from paceline.problems import show_value
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
+from paceline.validate.rope import check_rope, count_table_rows
 
 __all__ = ["check_fit"]
 
@@ -17,8 +17,6 @@ _FILE = "config.json"
 _MAX_POSITIONS = 262_144
 _MAX_LAYERS = 16
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-_MROPE_KEYS = ("mrope_section", "mrope_interleaved")
 
 
 def check_fit(case: Case) -> Iterator[Finding]:
@@ -27,7 +25,7 @@ def check_fit(case: Case) -> Iterator[Finding]:
         return
     yield from _check_heads(case.sizes)
     yield from _check_layers(case)
-    yield from _check_rope(case)
+    yield from check_rope(case)
     yield from _check_positions(case)
     yield from _check_dtype(case)
     if case.sizes.draft_vocab_size > case.sizes.vocab_size:
@@ -74,6 +72,17 @@ def _check_target(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
 
 def _check_heads(sizes: Eagle3Sizes) -> Iterator[Finding]:
     heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
+    if sizes.hidden_size % heads:
+        yield finding(
+            "cfg.heads",
+            _FILE,
+            f"hidden_size {sizes.hidden_size} is not a multiple of {heads} attention heads; vLLM"
+            " stops at such a config, head_dim or not",
+            where="num_attention_heads",
+            found=heads,
+            expected=f"a divisor of {sizes.hidden_size}",
+            fix="Train with a number of heads that divides hidden_size.",
+        )
     if heads % kv_heads:
         yield finding(
             "cfg.heads",
@@ -159,128 +168,6 @@ def _check_layers(case: Case) -> Iterator[Finding]:
         )
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number else None
-
-
-def _rope(case: Case) -> dict[str, Any]:
-    """rope_parameters, or the older keys put together; null counts as absent."""
-    config = case.config
-    rope: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(config.get(key), dict):
-            rope.update(config[key])
-    if "rope_type" not in rope and "type" in rope:
-        rope["rope_type"] = rope["type"]
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if config.get(key) is not None:
-            rope.setdefault(key, config[key])
-    return rope
-
-
-def _check_rope(case: Case) -> Iterator[Finding]:
-    rope, sizes, target = _rope(case), case.sizes, case.target
-    assert sizes is not None
-    where = "rope_parameters"
-    for key in _MROPE_KEYS:
-        if key in rope:
-            yield finding(
-                "cfg.rope",
-                _FILE,
-                f"'{key}' is for targets with images; a draft has one position a token",
-                where=f"{where}.{key}",
-                found=rope[key],
-                expected="no such key",
-                fix="Remove it.",
-            )
-    kind = rope.get("rope_type", "default")
-    if kind not in _ROPE_TYPES:
-        yield finding(
-            "cfg.rope",
-            _FILE,
-            "the rotary type is not known",
-            where=f"{where}.rope_type",
-            found=kind,
-            expected=", ".join(_ROPE_TYPES),
-            fix="Copy the target's rope_parameters.",
-        )
-    for key, low, high in (
-        ("rope_theta", 1.0, 1e12),
-        ("factor", 1.0, 1024.0),
-        ("partial_rotary_factor", 1e-6, 1.0),
-    ):
-        value = rope.get(key)
-        number = _number(value)
-        if value is not None and (number is None or not low <= number <= high):
-            yield finding(
-                "cfg.rope",
-                _FILE,
-                f"'{key}' is out of range",
-                where=f"{where}.{key}",
-                found=value,
-                expected=f"a number from {low:g} to {high:g}",
-                fix="Copy the target's rope_parameters.",
-            )
-    yield from _check_rotary_dim(case, rope, sizes.head_dim)
-    if target is not None:
-        own = _number(rope.get("rope_theta")) or 10000.0
-        theirs = _number(target.rope_parameters.get("rope_theta")) or 10000.0
-        if not math.isclose(own, theirs):
-            yield finding(
-                "cfg.rope",
-                _FILE,
-                f"rope_theta is {own:g}, the target's is {theirs:g}; vLLM never complains, a wrong"
-                " one only lowers acceptance",
-                where=f"{where}.rope_theta",
-                found=rope.get("rope_theta", "nothing: vLLM takes 10000"),
-                expected="the value of training",
-                fix="Right if the draft was trained with it.",
-                severity="warning" if "rope_theta" not in rope else "note",
-            )
-
-
-def _check_rotary_dim(case: Case, rope: dict[str, Any], head_dim: int) -> Iterator[Finding]:
-    """U17: trained on all dimensions, served on a part of them."""
-    factor = _number(rope.get("partial_rotary_factor"))
-    trained = (case.scan.metadata or {}).get("trained")
-    recorded = trained.get("trained_rotary_dim") if isinstance(trained, dict) else None
-    served = int(head_dim * (1.0 if factor is None else min(max(factor, 0.0), 1.0)))
-    if recorded is not None and recorded != served:
-        yield finding(
-            "cfg.rope",
-            _FILE,
-            f"the draft was trained with {recorded!r} rotated dimensions, the config gives"
-            f" {served}",
-            where="rope_parameters.partial_rotary_factor",
-            found=served,
-            expected=f"{recorded!r}",
-            fix="State the factor of training.",
-        )
-    elif recorded is None and factor is not None and factor < 1.0:
-        yield finding(
-            "cfg.rope",
-            _FILE,
-            f"only {served} of {head_dim} dimensions are rotated when served, and the record does"
-            " not say how many were in training",
-            where="rope_parameters.partial_rotary_factor",
-            found=factor,
-            expected="metadata.json: trained.trained_rotary_dim",
-            fix="Check the training code and record the number.",
-            severity="warning",
-        )
-
-
-def _table_rows(case: Case, positions: int) -> float:
-    """Rows of the rotary table: these scalings multiply the positions (llama3 does not)."""
-    rope = _rope(case)
-    factor = _number(rope.get("factor")) or 1.0
-    if rope.get("rope_type") == "yarn":
-        original = _number(rope.get("original_max_position_embeddings"))
-        return (positions if original is None else original) * factor
-    return positions * factor if rope.get("rope_type") in ("linear", "dynamic") else positions
-
-
 def _check_positions(case: Case) -> Iterator[Finding]:
     stated = case.config.get("max_position_embeddings")
     positions = stated if isinstance(stated, int) and not isinstance(stated, bool) else 2048
@@ -301,7 +188,7 @@ def _check_positions(case: Case) -> Iterator[Finding]:
             fix="Copy the target's value.",
             severity="error",
         )
-    elif positions > ceiling or _table_rows(case, positions) > 4 * ceiling:
+    elif positions > ceiling or count_table_rows(case, positions) > 4 * ceiling:
         yield finding(
             "cfg.pos",
             _FILE,
@@ -343,6 +230,16 @@ def _check_dtype(case: Case) -> Iterator[Finding]:
     if not isinstance(dtype, str):
         return
     name = dtype.removeprefix("torch.")
+    if name != dtype:
+        yield finding(
+            "cfg.dtype",
+            _FILE,
+            f"'{show_value(dtype)}' stops vLLM while it loads: the name has no 'torch.'",
+            where="dtype",
+            found=dtype,
+            expected="bfloat16",
+            fix=f'Write "{show_value(name)}".',
+        )
     if name == "float32":
         yield finding(
             "cfg.dtype",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.problems import Problem, show_value
+from paceline.problems import Problem, show_text, show_value
 from paceline.validate.rules import RULES
 
 __all__ = ["Finding", "Report", "build_report", "finding", "from_problem"]
@@ -57,9 +57,9 @@ def finding(
         file=show_value(file),
         where=show_value(where),
         found=show_value(found),
-        expected=expected,
-        message=message,
-        fix=fix,
+        expected=show_text(expected),
+        message=show_text(message),
+        fix=show_text(fix),
     )
 
 

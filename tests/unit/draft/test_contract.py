@@ -150,7 +150,8 @@ def test_built_config_states_everything_and_fits_its_own_contract() -> None:
         ({"aux_layer_ids": [-1, 1]}, "layer_ids"),
         ({"aux_layer_ids": [1], "draft_vocab_size": 65}, "draft_vocab_size"),
         ({"aux_layer_ids": [1], "draft_vocab_size": 0}, "draft_vocab_size"),
-        ({"aux_layer_ids": [1], "num_attention_heads": 3}, "num_key_value_heads"),
+        ({"aux_layer_ids": [1], "num_attention_heads": 3}, "num_attention_heads"),
+        ({"aux_layer_ids": [1], "num_key_value_heads": 3}, "num_key_value_heads"),
     ],
 )
 def test_impossible_configs_are_refused(options: dict[str, object], where: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bad_folders import raw_header
-from builders import build_draft, build_target_facts, encode_d2t
+from builders import build_draft, build_shards, build_target_facts, encode_d2t
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +40,13 @@ def test_a4_huge_rotary_table_fails(tmp_path: Path) -> None:
 
 
 def test_long_llama3_rope_is_not_taken_for_a_huge_table(tmp_path: Path) -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     config = {"max_position_embeddings": 131072, "rope_parameters": rope}
     assert check(build_draft(tmp_path / "d", config=config)).verdict == "pass"
 
@@ -272,3 +278,61 @@ def test_mutated_headers(sound: Path, data: st.DataObject) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     settle(sound, "model.safetensors", struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"a":' + b"[" * (16 * 2**20 - 100) + b"}", b"{" + b'"a":1,' * 2_000_000 + b'"b":1}'],
+    ids=["brackets", "values"],
+)
+def test_a_header_bomb_is_refused_before_it_is_read_through(header: bytes, tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    begin = time.monotonic()
+    assert "st.header" in rules(check(folder))
+    assert time.monotonic() - begin < 2.0  # read through: 7 s and more
+
+
+def test_many_shards_get_no_more_room_than_one_file(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "model.safetensors").unlink()
+    entry = '"%s%d":{"dtype":"BF16","shape":[1],"data_offsets":[%d,%d]}'
+    rows = (entry % ("a" * 80, i, 2 * i, 2 * i + 2) for i in range(11_000))
+    text = ("{" + ",".join(rows) + "}").encode()
+    text += b" " * (-len(text) % 8)
+    data = struct.pack("<Q", len(text)) + text + b"\0" * 22_000
+    for number in range(1, 41):
+        (folder / f"model-{number:05d}-of-00040.safetensors").write_bytes(data)
+    begin = time.monotonic()
+    assert "st.count" in rules(check(folder))
+    assert time.monotonic() - begin < 6.0  # all forty: minutes
+    with pytest.raises(DraftError):
+        read_draft(folder)
+
+
+def test_names_of_files_never_reach_the_terminal_raw(tmp_path: Path) -> None:
+    folder = build_shards(tmp_path / "d")
+    first = folder / "model-00001-of-00002.safetensors"
+    hostile = "\x1b[2J\udcff.safetensors"
+    (folder / hostile).write_bytes(first.read_bytes())
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["extra.weight"] = "\x1b[2J"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = check(folder)
+    assert report.verdict == "fail"
+    for item in report.findings:
+        for text in (item.file, item.where, item.found, item.expected, item.message, item.fix):
+            assert text.isprintable()
+            assert len(text) <= 600
+    with pytest.raises(DraftError) as caught:
+        read_draft(folder)
+    assert str(caught.value).isprintable()
+
+
+def test_a_record_is_shown_in_short(tmp_path: Path) -> None:
+    """Any value of a stranger's metadata may be quoted in a finding."""
+    huge = {"a": ["\x1b" * 50] * 100}
+    trained = {"trained_rotary_dim": huge, "thinking": huge, "embeddings": huge}
+    for item in check(build_draft(tmp_path / "d", metadata={"trained": trained})).findings:
+        assert item.message.isprintable()
+        assert len(item.message) <= 600

@@ -14,6 +14,16 @@ from paceline.errors import DraftError
 from paceline.validate import validate_draft
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    **ROPE,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LONG = {**ROPE, "rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.5, 2.0]}
 
 
 def answers(folder: Path, **options: Any) -> dict[str, str]:
@@ -55,6 +65,44 @@ def answers(folder: Path, **options: Any) -> dict[str, str]:
         ({"rope_parameters": {**ROPE, "rope_theta": 5e5}}, "cfg.rope", "note"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "cfg.rope", "error"),
         ({"draft_vocab_size": 65}, "cfg.vocab", "error"),
+        # what the config class or the rotary layer of vLLM 0.31.0 stops at while loading
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "cfg.heads", "error"),
+        ({"dtype": "torch.bfloat16"}, "cfg.dtype", "error"),
+        ({"dtype": REMOVE, "torch_dtype": "torch.bfloat16"}, "cfg.dtype", "error"),
+        ({"initializer_range": 0}, "json.type", "error"),
+        ({"rms_norm_eps": None}, "json.type", "error"),
+        ({"hidden_act": None}, "json.type", "error"),
+        ({"attention_bias": None}, "json.type", "error"),
+        ({"mlp_bias": None}, "json.type", "error"),
+        ({"max_position_embeddings": None}, "json.type", "error"),
+        ({"tie_word_embeddings": None}, "json.type", "error"),
+        ({"initializer_range": None}, "json.type", "error"),
+        ({"use_cache": None}, "json.type", "error"),
+        ({"target_hidden_size": None}, "json.type", "error"),
+        ({"logit_scale": None}, "json.type", "error"),
+        ({"rope_parameters": {**ROPE, "rope_theta": None}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_theta": 1}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": None}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "linear"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "yarn"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "llama3", "factor": 8.0}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "rope_type": "longrope"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**YARN, "beta_fast": 0}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**YARN, "beta_fast": "x"}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**YARN, "attention_factor": "x"}}, "cfg.rope", "error"),
+        (
+            {"rope_parameters": {**YARN, "original_max_position_embeddings": 0}},
+            "cfg.rope",
+            "error",
+        ),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**LONG, "long_factor": [1.0]}}, "cfg.rope", "error"),
+        ({"rope_parameters": {"full_attention": ROPE}}, "cfg.rope", "error"),
+        # what it reads differently from what stands there
+        ({"rope_parameters": {**ROPE, "rope_dim": 2}}, "cfg.rope", "error"),
+        ({"rope_parameters": {**ROPE, "partial_rotary_factor": 0.3}}, "cfg.rope", "error"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "cfg.rope", "error"),
     ],
 )
 def test_config(change: dict[str, Any], rule: str, severity: str, tmp_path: Path) -> None:
@@ -69,6 +117,20 @@ def test_config(change: dict[str, Any], rule: str, severity: str, tmp_path: Path
         {"draft_vocab_size": 16, "torch_dtype": "bfloat16", "dtype": REMOVE},
         {"layer_types": ["sliding_attention"], "sliding_window": 128},
         {"rope_parameters": REMOVE, "rope_theta": 10000.0, "rope_scaling": None},
+        {"rope_parameters": None, "rope_theta": 10000.0},
+        {"rope_parameters": {"type": "linear", "factor": 2, "rope_theta": 10000.0}},
+        {"rope_parameters": YARN},
+        {"rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}},
+        {"rope_parameters": LLAMA3},
+        {"rope_parameters": LONG},
+        {
+            "draft_vocab_size": 16,
+            "num_key_value_heads": 4,
+            "attention_dropout": 0,
+            "initializer_range": 0.02,
+            "pretraining_tp": None,
+            "layer_types": None,
+        },
         {"bos_token_id": 1, "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True},
         {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 2},
         {"eagle_aux_hidden_state_layer_ids": [0, 2], "num_aux_hidden_states": 2},
