@@ -12,6 +12,8 @@ import traceback
 __all__ = ["main"]
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
+_FULL_TEXT = "No space left on device"
+_FREE_SPACE = "Free some space and run the same command again."
 _STOPPED = "stopped; what was finished is kept, run the same command again to go on"
 
 
@@ -31,7 +33,10 @@ def main() -> None:
     except OSError as error:
         code = _tell(_explain(error), 5) if error.errno in _DISK else _tell(_keep_fault(error), 3)
     except Exception as error:
-        code = _tell(_keep_fault(error), 3)
+        if _FULL_TEXT in str(error):  # from a library that has no error of its own for it
+            code = _tell(f"the disk is full ({error}). {_FREE_SPACE}", 5)
+        else:
+            code = _tell(_keep_fault(error), 3)
     if code in (5, 141):  # what standard output still holds cannot be written: leave it
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

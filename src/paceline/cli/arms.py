@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import say
-from paceline.errors import EngineError, StorageError
+from paceline.cli.disk import told_when_full
 from paceline.methods import METHODS
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from paceline.target import TargetFacts
 
 __all__ = ["Arm", "build_arm_plan", "is_same", "open_arms", "start_target"]
-
-_MIN_FREE_BYTES = 2**20  # engine logs and records
-_NOTHING_BYTES = 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +82,7 @@ def start_target(
 
     plan = build_arm_plan(target, "none", max_num_seqs=max_num_seqs, device=device)
     check_plan(plan)
-    with _disk_told(out):
+    with told_when_full(out):
         say(f"starting {target.name} on vLLM ...")
         endpoint = start(plan, log_path=out.with_name(out.name + ".engine.log"))
         try:
@@ -100,7 +96,7 @@ def open_arms(arms: list[Arm], log_dir: Path) -> Iterator[dict[str, Endpoint]]:
     """Starts one engine an arm, one after the other, and closes all of them whatever happens."""
     from paceline.serve import start
 
-    with _disk_told(log_dir), contextlib.ExitStack() as stack:
+    with told_when_full(log_dir), contextlib.ExitStack() as stack:
         endpoints: dict[str, Endpoint] = {}
         for arm in arms:
             say(f"starting {arm.name} ({arm.plan.method}) on vLLM ...")
@@ -108,25 +104,3 @@ def open_arms(arms: list[Arm], log_dir: Path) -> Iterator[dict[str, Endpoint]]:
             stack.callback(endpoint.close)
             endpoints[arm.name] = endpoint
         yield endpoints
-
-
-@contextlib.contextmanager
-def _disk_told(out: Path) -> Iterator[None]:
-    """A disk without room is told as such, before and after: an engine that cannot log dies."""
-    folder = next((place for place in (out, *out.absolute().parents) if place.is_dir()), out)
-    if shutil.disk_usage(folder).free < _MIN_FREE_BYTES:
-        raise _full(out)
-    try:
-        yield
-    except EngineError as error:
-        if shutil.disk_usage(folder).free < _NOTHING_BYTES:
-            raise _full(out) from error
-        raise
-
-
-def _full(out: Path) -> StorageError:
-    return StorageError(
-        "the disk is full",
-        where=str(out),
-        fix="Free some space and run the same command again; what was finished is kept.",
-    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arms
 from paceline.cli.console import progress, say
+from paceline.cli.disk import require_room
 from paceline.errors import MissingExtraError, PlanError
 from paceline.methods import METHODS
 
@@ -66,7 +67,6 @@ def measure_drafts(
     thinking: Thinking = "none",
 ) -> dict[str, Any]:
     """Plans every arm before anything starts, measures, replays, returns the result."""
-    from paceline.records import storage_errors
     from paceline.rules import read_rules
     from paceline.target import read_target
 
@@ -83,8 +83,7 @@ def measure_drafts(
     )
     if with_replay:
         _require_replay(arms)
-    with storage_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+    require_room(out)
     with open_arms(arms, out) as endpoints:
         measure_endpoints(endpoints, arms, target, rules, questions, out=out)
     return finish_run(out, arms, target, rules, with_replay=with_replay, thinking=thinking)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.console import progress, say
+from paceline.cli.disk import require_room
 
 if TYPE_CHECKING:
     from paceline.draft import Draft
@@ -47,6 +48,7 @@ def run_training(
     from paceline.train import train_draft
 
     require_clean(data, target)
+    require_room(out)
     with progress("training") as show:
         draft = train_draft(
             recipe,
