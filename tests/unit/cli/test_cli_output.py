@@ -106,11 +106,6 @@ def test_progress_in_a_file_says_done_total_and_rate(
 def test_counts_read_as_words() -> None:
     counts = [plural(n, "row") for n in (0, 1, 1200)]
     assert counts == ["0 rows", "1 row", "1,200 rows"]
-        "0 rows",
-        "1 row",
-        "2 rows",
-        "1,200 rows",
-    ]
 
 
 def test_the_same_draft_is_served_once_and_arms_hold_the_longest_request() -> None:
