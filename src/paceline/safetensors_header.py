@@ -91,8 +91,9 @@ class Header:
 
 
 class _Scan:
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, max_rank: int) -> None:
         self.file = file
+        self.max_rank = max_rank
         self.problems: list[Problem] = []
 
     def add(
@@ -119,14 +120,16 @@ class _Scan:
             )
 
 
-def scan_header(path: str | Path) -> tuple[Header | None, list[Problem]]:
+def scan_header(
+    path: str | Path, *, max_rank: int = MAX_RANK
+) -> tuple[Header | None, list[Problem]]:
     """Reads one header; returns (header, problems), header None when nothing can be trusted.
 
     Only the length and the header are read. A link, a device or a FIFO is a problem, never opened
     for reading. Never raises on a hostile file.
     """
     path = Path(path)
-    scan = _Scan(show_value(path.name))
+    scan = _Scan(show_value(path.name), max_rank)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
@@ -164,9 +167,11 @@ def peek_header_bytes(path: str | Path) -> int:
         os.close(handle)
 
 
-def read_header(path: str | Path, *, error: type[PacelineError] = DraftError) -> Header:
+def read_header(
+    path: str | Path, *, error: type[PacelineError] = DraftError, max_rank: int = MAX_RANK
+) -> Header:
     """The header of a sound file; raises `error` naming the first problem."""
-    header, problems = scan_header(path)
+    header, problems = scan_header(path, max_rank=max_rank)
     require_none(problems, error, folder=str(Path(path).parent))
     if header is None:  # a header without problems exists
         raise AssertionError("scan_header returned neither a header nor a problem")
@@ -299,7 +304,7 @@ def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorIn
         return None
     if (
         not isinstance(shape, list)
-        or len(shape) > MAX_RANK
+        or len(shape) > scan.max_rank
         or not all(_is_int(size) and 1 <= size <= MAX_DIM for size in shape)
     ):
         scan.add(
@@ -307,7 +312,7 @@ def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorIn
             f"tensor '{shown}' has a shape that is not allowed",
             where=shown,
             found=shape,
-            expected=f"at most {MAX_RANK} sizes from 1 to {MAX_DIM:,}",
+            expected=f"at most {scan.max_rank} sizes from 1 to {MAX_DIM:,}",
         )
         return None
     if (

@@ -11,6 +11,8 @@ from paceline.safetensors_header import Header, TensorInfo, read_header
 
 __all__ = ["find_embedding", "fingerprint_weights", "read_weight_headers"]
 
+_MAX_RANK = 5  # a vision tower's patch embedding is a 3-D convolution
+
 
 def read_weight_headers(folder: Path, *, require_weights: bool) -> dict[str, Header]:
     """Header of each weight file: those that the index names, else every safetensors file.
@@ -44,7 +46,10 @@ def read_weight_headers(folder: Path, *, require_weights: bool) -> dict[str, Hea
             fix="Finish the download.",
         )
     # files of the Hub's cache are links to its store: follow them here, the user's own folder
-    headers = {name: read_header((folder / name).resolve(), error=TargetError) for name in names}
+    headers = {
+        name: read_header((folder / name).resolve(), error=TargetError, max_rank=_MAX_RANK)
+        for name in names
+    }
     for tensor, file in weight_map.items():
         if tensor not in headers[file].tensors:
             raise TargetError(

@@ -219,8 +219,10 @@ def _check_positions(case: Case) -> Iterator[Finding]:
             where=where,
             found=positions,
             expected=f"at least {useful:,}",
-            fix="Nothing to do." if own else f"Train and state at least {useful:,} positions.",
-            severity="note" if own else "warning",
+            fix="Nothing the draft could do: a longer target is needed for that context."
+            if own
+            else f"Train and state at least {useful:,} positions.",
+            severity="warning",
         )
 
 

@@ -173,3 +173,11 @@ def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(blob)
     (folder / "model.safetensors").symlink_to(blob)
     assert read_target(folder).weights_fingerprint is not None
+
+
+def test_a_vision_tower_beside_the_text_model_is_read(tmp_path: Path) -> None:
+    folder = write_target(tmp_path / "seeing")
+    shapes = {"visual.patch_embed.proj.weight": [4, 3, 2, 2, 2]}
+    write_tensors(folder / "model-00002-of-00002.safetensors", shapes)
+    alone = read_target(write_target(tmp_path / "alone"))
+    assert read_target(folder).weights_fingerprint != alone.weights_fingerprint

@@ -325,14 +325,17 @@ def test_too_few_positions_name_the_limit(tmp_path: Path) -> None:
     assert check(enough).verdict == "pass"
 
 
-def test_a_short_target_is_not_the_drafts_fault(tmp_path: Path) -> None:
+def test_a_short_target_is_named_as_the_limit(tmp_path: Path) -> None:
     target = build_target_facts(tmp_path, max_position_embeddings=8192)
     own = build_draft(tmp_path / "a", config={"max_position_embeddings": 8192})
     report = check(own, target=target)
-    assert report.verdict == "pass"
+    assert report.verdict == "warn"
     assert "the target itself ends at 8,192" in of(report, "cfg.pos").message
+    assert "Nothing the draft could do" in of(report, "cfg.pos").fix
     short = build_draft(tmp_path / "b", config={"max_position_embeddings": 4096})
-    assert check(short, target=target).verdict == "warn"
+    short_report = check(short, target=target)
+    assert short_report.verdict == "warn"
+    assert "at least 8,192 positions" in of(short_report, "cfg.pos").fix
 
 
 def test_a_draft_for_another_target_is_told_apart(tmp_path: Path) -> None:
