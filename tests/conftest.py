@@ -1,1 +1,7 @@
 """pytest puts the folder of this file on the import path, so tests say `from builders import …`."""
+
+from hypothesis import settings
+
+# A test says what is right, not how fast a busy machine is.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -59,12 +60,27 @@ def _constant(name: str) -> Any:
     raise _Refused(f"{name} is not JSON")
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _Refused(f"number {text[:40]} does not fit a double")
+    return value
+
+
 def parse_json(text: str, *, where: str = "", error: type[PacelineError] = ResultError) -> Any:
-    """Parses JSON; duplicate keys, NaN and Infinity are errors. Raises `error`."""
+    """Parses JSON; duplicate keys, NaN, Infinity, numbers beyond a double and half surrogate pairs
+    (which no file of ours could hold) are errors. Raises `error`."""
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_float
+        )
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except RecursionError:
         raise error("JSON is nested too deeply", where=where) from None
+    except UnicodeEncodeError:
+        raise error("not valid JSON: half a surrogate pair", where=where) from None
     except ValueError as problem:
         raise error(f"not valid JSON: {problem}", where=where) from None
 
@@ -178,14 +194,21 @@ def _drop_cut_line(file: Any, end: int) -> None:
 def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Yields a temporary sibling folder and renames it to `path` when the block ends well.
 
-    With `replace`, an existing folder is swapped out; without, it is an error. On any exception,
-    Ctrl-C included, the temporary folder is removed and `path` is as it was.
+    With `replace`, an existing folder is swapped out; without, it is an error, also when another
+    writer was faster. On any exception, Ctrl-C included, the temporary folder is removed and
+    `path` is as it was.
     """
     path = Path(path)
-    if path.exists() and not replace:
-        raise StorageError(
-            "already exists", where=str(path), fix="Choose another --out, or remove it first."
-        )
+
+    def require_free() -> None:
+        if path.exists() and not (replace and path.is_dir()):
+            raise StorageError(
+                "already exists" if path.is_dir() else "is a file, not a folder",
+                where=str(path),
+                fix="Choose another --out, or remove it first.",
+            )
+
+    require_free()
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,15 +216,25 @@ def atomic_folder(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
+            require_free()
             if path.exists():
-                old = path.with_name(f".{path.name}.old-{os.getpid()}")
-                os.rename(path, old)
-                os.rename(temporary, path)
-                shutil.rmtree(old, ignore_errors=True)
+                _swap(temporary, path)
             else:
                 os.rename(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(temporary: Path, path: Path) -> None:
+    old = path.with_name(f".{path.name}.old-{os.getpid()}")
+    shutil.rmtree(old, ignore_errors=True)  # of a killed process that had our number
+    os.rename(path, old)
+    try:
+        os.rename(temporary, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def clear_folder(path: str | Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.data.grammar import CATEGORIES, TRAIN_NUM, expand_prompts
 from paceline.data.prompt import Prompt
 from paceline.errors import DataError
+from paceline.problems import show_value
 from paceline.records import parse_json, sha256_bytes
 
 __all__ = ["BUNDLED_PROMPTS", "PromptSet", "read_prompts", "require_few_rejected"]
@@ -141,7 +142,7 @@ def _read_file(path: Path, name: str) -> PromptSet:
                 line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, number
             )
             if prompt.prompt_id in seen:
-                raise _Refused(f"id {prompt.prompt_id!r} is used by an earlier line")
+                raise _Refused(f"id {show_value(prompt.prompt_id)} is used by an earlier line")
         except _Refused as problem:
             rejected.append((number, str(problem)))
             continue
@@ -198,11 +199,10 @@ def _parse_turns(turns: Any, names: tuple[str, str]) -> tuple[dict[str, str], ..
         content = turn.get(names[1]) if isinstance(turn, dict) else None
         role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
-            raise _Refused(f'turn {place}: "{names[0]}" is {speaker!r}, not a known speaker')
+            shown = show_value(speaker, limit=40)
+            raise _Refused(f'turn {place}: "{names[0]}" is {shown}, not a known speaker')
         if not isinstance(content, str) or not content.strip():
             raise _Refused(f"turn {place}: the {role} says nothing")
-        if any("\ud800" <= character <= "\udfff" for character in content):
-            raise _Refused(f"turn {place}: holds half a surrogate pair")
         messages.append({"role": role, "content": content})
     talk = messages[1:] if messages[0]["role"] == "system" else messages
     first = len(messages) - len(talk) + 1

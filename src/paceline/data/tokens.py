@@ -13,6 +13,7 @@ from typing import Any, Literal
 from paceline.data.prompt import Prompt
 from paceline.endpoint import Request, Sampling
 from paceline.errors import DataError, MissingExtraError
+from paceline.problems import show_text
 from paceline.target import TargetFacts
 
 __all__ = [
@@ -42,10 +43,17 @@ class ChatTokenizer:
         self.end_texts = tuple(tokenizer.convert_ids_to_tokens(list(target.eos_token_ids)))
 
     def render(self, messages: Sequence[dict[str, str]], *, ask: bool) -> str:
-        """The conversation as text; with `ask`, up to where the assistant begins to speak."""
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=ask, **self._switch
-        )
+        """The conversation as text; with `ask`, up to where the assistant begins to speak.
+
+        Raises DataError when the template refuses it: some take no system turn, for one.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=ask, **self._switch
+            )
+        except Exception as problem:  # a template is a program: it may raise anything
+            reason = show_text(str(problem).strip().split("\n")[0])
+            raise DataError(f"the chat template refuses the conversation: {reason}") from None
         return str(text)
 
     def encode(self, text: str) -> tuple[int, ...]:

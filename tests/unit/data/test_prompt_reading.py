@@ -65,10 +65,13 @@ def test_plain_prompts_system_turns_ids_and_categories(tmp_path: Path) -> None:
         (b'{"prompt": "a", "messages": []}', "several of"),
         (b'{"messages": []}', "no turns"),
         (b'{"messages": ["a"]}', "not a known speaker"),
-        (b'{"conversations": [{"from": "tool", "value": "x"}]}', "'tool', not a known speaker"),
+        (b'{"conversations": [{"from": "tool", "value": "x"}]}', "is tool, not a known speaker"),
         (b'{"messages": [{"role": "system", "content": "s"}]}', "no user turn"),
         (b'{"prompt": "a", "category": 1}', '"category" is not text'),
         (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "a", "id": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "a", "category": "\\udc00"}', "surrogate"),
+        (b'{"prompt": "a", "id": 1e999}', "does not fit a double"),
         (b'{"prompt": "x", "id": "same"}', "used by an earlier line"),
     ],
 )
@@ -79,6 +82,13 @@ def test_bad_lines_are_named(tmp_path: Path, line: bytes, reason: str) -> None:
     assert len(found.prompts) == 1
     assert [number for number, _ in found.rejected] == [3]
     assert reason in found.rejected[0][1]
+
+
+def test_a_reason_quotes_little_of_the_line(tmp_path: Path) -> None:
+    row = {"messages": [{"role": ["\x1b[2J" * 50_000], "content": "x"}]}
+    found = read_prompts(write(tmp_path / "p.jsonl", [OK, row]))
+    assert len(found.rejected[0][1]) < 200
+    assert found.rejected[0][1].isprintable()
 
 
 def test_files_without_prompts(tmp_path: Path) -> None:

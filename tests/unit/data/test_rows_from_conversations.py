@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_chat import ALWAYS_THINKS, FORGETS, SWITCH, make_chat_target
+from toy_chat import ALWAYS_THINKS, FORGETS, PLAIN, SWITCH, make_chat_target
 
 from paceline.data import (
     open_tokenizer,
@@ -80,6 +80,24 @@ def test_templates_that_rewrite_turns_are_refused(tmp_path: Path) -> None:
     record = make_rows(tmp_path, target, talk("q", "<think>t</think>abc"), two_turns)
     assert record["counts"]["rows"] == 1
     assert "chat template" in record["rejected"][0]["reason"]
+
+
+def test_a_template_that_raises_rejects_the_line(tmp_path: Path) -> None:
+    """Some templates take no system turn and say so; others just break."""
+    for name, check in (
+        ("refuses", "{{ raise_exception('System role not supported') }}"),
+        ("breaks", "{{ 1 + m['content'] }}"),
+    ):
+        template = "{% for m in messages %}{% if m['role'] == 'system' %}" + check
+        template += "{% endif %}{% endfor %}" + PLAIN
+        target = make_chat_target(tmp_path / name, template=template)
+        spoken = talk("q", "abc")
+        system = {"messages": [{"role": "system", "content": "s"}, *spoken["messages"]]}
+        record = make_rows(tmp_path / name, target, spoken, system)
+        assert record["counts"]["rows"] == 1
+        assert "the chat template refuses" in record["rejected"][0]["reason"]
+        with pytest.raises(DataError, match="the chat template refuses"):
+            open_tokenizer(target).encode_prompt(system["messages"][:2])
 
 
 def test_thinking_switch_must_be_chosen_and_have_an_effect(tmp_path: Path) -> None:

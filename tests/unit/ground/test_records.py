@@ -31,6 +31,10 @@ from paceline.records import (
         ('{"a": -Infinity}', "Infinity"),
         ('{"a": ', "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1e999}', "does not fit a double"),
+        ('{"a": -1e999}', "does not fit a double"),
+        ('{"a": "\\ud800"}', "surrogate"),
+        ('{"\\udfff": 1}', "surrogate"),
     ],
 )
 def test_strict_json(text: str, reason: str) -> None:
@@ -126,3 +130,48 @@ def test_hashes_and_provenance(tmp_path: Path) -> None:
     assert record["seed"] == 7
     assert record["inputs"] == {"data": known}
     json.dumps(record, allow_nan=False)
+
+
+def test_a_folder_made_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    def write_late() -> None:
+        with atomic_folder(tmp_path / "out") as folder:
+            (folder / "mine").touch()
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "theirs").touch()
+
+    with pytest.raises(StorageError, match="already exists"):
+        write_late()
+    assert [item.name for item in (tmp_path / "out").iterdir()] == ["theirs"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_is_never_replaced_by_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    with (
+        pytest.raises(StorageError, match="not a folder"),
+        atomic_folder(tmp_path / "out", replace=True),
+    ):
+        raise AssertionError("must not run")
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_a_swap_that_fails_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if ".tmp-" in str(source):
+            raise OSError(errno.ENOSPC, "full")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with (
+        pytest.raises(StorageError, match="disk is full"),
+        atomic_folder(tmp_path / "out", replace=True) as folder,
+    ):
+        (folder / "new").touch()
+    assert [item.name for item in (tmp_path / "out").iterdir()] == ["old"]
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
