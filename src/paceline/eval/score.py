@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ResultError
+from paceline.errors import PacelineError, ResultError
 from paceline.eval.assemble import compare_with_plain
 from paceline.eval.conditions import describe_cache
 from paceline.eval.entries import build_entries, sum_counters, summarise_arm
@@ -41,7 +41,16 @@ def score_run(run_dir: str | Path) -> dict[str, Any]:
         requests = Path(run_dir) / REQUESTS_NAME
         if requests.exists():
             _check_requests(result, requests, _read_rules(result, path))
-    except (KeyError, TypeError, AttributeError, IndexError) as problem:
+    except PacelineError:
+        raise
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ValueError,
+        ArithmeticError,
+    ) as problem:
         raise ResultError(
             f"a part is missing or of the wrong kind: {problem!r}",
             where=str(path),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.draft import SPEC_KEYS, Draft
+from paceline.draft import SPEC_KEYS, Draft, default_aux_layer_ids, read_aux_layer_ids
 from paceline.errors import PlanError
 from paceline.methods import METHODS
 from paceline.serve.install import require_vllm
@@ -199,15 +199,24 @@ def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
 
 
 def _check_taps(config: Mapping[str, Any], num_layers: int, where: str, fix: str) -> None:
-    taps = config.get("eagle_aux_hidden_state_layer_ids")
+    taps = read_aux_layer_ids(config)
     if taps is None:
+        default = default_aux_layer_ids(num_layers)
+        built = config.get("num_aux_hidden_states") or 3
+        if built != len(default) or min(default) < 0:
+            raise PlanError(
+                f"the draft names no tapped layers: vLLM would tap {list(default)} of {num_layers},"
+                f" but build fc for {built}, and stop at its first step",
+                where=where,
+                fix=fix,
+            )
         return
-    if not isinstance(taps, list) or not all(
+    if not all(
         isinstance(tap, int) and not isinstance(tap, bool) and 0 <= tap <= num_layers
         for tap in taps
     ):
         raise PlanError(
-            f"tapped layers {taps}",
+            f"tapped layers {list(taps)}",
             where=where,
             expected=f"layer ids from 0 to {num_layers}, the target's number of layers",
             fix=fix,

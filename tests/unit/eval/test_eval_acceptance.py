@@ -94,6 +94,15 @@ def test_speculation_without_a_record_is_refused() -> None:
         count_request_steps(plain, num_speculative_tokens=3)
 
 
+def test_a_last_step_without_a_token_is_refused() -> None:
+    """The steps before it account for every delivered token already: 2 + 1 of 3."""
+    full = {**vars(answer((1, 3), (0, 3), num_tokens=4)), "per_step_drafted": (3, 3, 3)}
+    with pytest.raises(ResultError, match="3 drafting steps for 3 delivered"):
+        count_request_steps(
+            Answer(**{**full, "per_step_accepted": (1, 0, 0)}), num_speculative_tokens=3
+        )
+
+
 def test_more_steps_than_tokens_is_refused() -> None:
     broken = Answer(
         **{

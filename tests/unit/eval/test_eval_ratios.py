@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripted import build_rules
 
-from paceline.eval.ratios import compute_ratios, memory_ratio
+from paceline.eval.ratios import compute_ratios, included_for_tpot, memory_ratio
 from paceline.eval.statistics import draw_resamples, interval
 
 RULES = build_rules(min_tokens_for_tpot="4", num_resamples="500")
@@ -46,6 +46,14 @@ ARMS = {"baseline": BASELINE, "candidate": CANDIDATE}
 
 def ratios(rules: Any = RULES, arms: Any = ARMS, memory: Any = None) -> Any:
     return compute_ratios(arms, memory or {"baseline": 300, "candidate": 200}, rules, seed=5)
+
+
+def test_an_answer_of_just_enough_tokens_is_timed() -> None:
+    arms = {
+        "baseline": [entry("a-1", 3, 1, 2.0, tokens=4), entry("a-2", 2, 1, 2.0, tokens=3)],
+        "candidate": [entry("a-1", 3, 1, 1.0, tokens=4), entry("a-2", 2, 1, 1.0, tokens=9)],
+    }
+    assert included_for_tpot(arms, min_tokens=4) == ({"a-1"}, 1)
 
 
 def test_values_by_hand() -> None:

@@ -130,6 +130,31 @@ def test_facts_of_the_engine_are_checked_against_its_transcript(
     assert field in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        change("arms", "candidate", "requests", 0, "itl_ms", by="x"),
+        change("arms", "candidate", "requests", 0, "tpot_ms", by=0.0),
+        change("arms", "candidate", "requests", 0, "tpot_ms", by="x"),
+        change("arms", "candidate", "requests", 0, "delivered", by=10**400),
+        change("arms", "candidate", "requests", 0, "accepted_at", by=["x"]),
+        change("seed", by=-1),
+        change("seed", by=2**40),
+        change("arms", "candidate", "engine", "num_speculative_tokens", by=-1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_values_of_no_sense_are_an_error_of_the_file(
+    tamper: Callable[[Any], None], run: Path
+) -> None:
+    result = read(run)
+    tamper(result)
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "requests.jsonl").unlink()
+    with pytest.raises(ResultError, match=r"result\.json"):
+        score_run(run)
+
+
 def test_a_changed_rule_in_the_text_is_found(run: Path) -> None:
     result = read(run)
     result["rules"]["text"] = result["rules"]["text"].replace("weight = 0.50", "weight = 0.40")

@@ -79,6 +79,14 @@ def test_ngram_on_a_hybrid_is_refused_with_the_reason(make_target: Targets) -> N
         ({"vocab_size": 72}, "vocab_size 72, toy has 64"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "tapped layers"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, True]}, "tapped layers"),
+        (
+            {
+                "eagle_aux_hidden_state_layer_ids": None,
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]},
+            },
+            "tapped layers",
+        ),
+        ({"eagle_aux_hidden_state_layer_ids": None}, "names no tapped layers"),
     ],
 )
 def test_a_draft_for_another_target_is_refused(

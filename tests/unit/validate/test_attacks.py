@@ -336,3 +336,11 @@ def test_a_record_is_shown_in_short(tmp_path: Path) -> None:
     for item in check(build_draft(tmp_path / "d", metadata={"trained": trained})).findings:
         assert item.message.isprintable()
         assert len(item.message) <= 600
+
+
+@pytest.mark.parametrize(
+    "file", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "a\\b.safetensors"]
+)
+def test_an_index_that_leaves_the_folder_is_called_that(file: str, tmp_path: Path) -> None:
+    found = check(build_shards(tmp_path / "d", index={"fc.weight": file})).findings
+    assert any("points outside the folder" in item.message for item in found)

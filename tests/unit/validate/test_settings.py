@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import REMOVE, build_config, build_draft, build_target_facts, build_tensors
+from builders import (
+    REMOVE,
+    build_config,
+    build_draft,
+    build_target_facts,
+    build_tensors,
+    encode_d2t,
+)
 
 from paceline.draft import read_draft
 from paceline.errors import DraftError
@@ -199,3 +206,11 @@ def test_the_json_shape_is_fixed(tmp_path: Path) -> None:
         ("rule", "severity", "file", "where", "found", "expected", "message", "fix")
     }
     assert all(isinstance(text, str) for item in shape["findings"] for text in item.values())
+
+
+@pytest.mark.parametrize(("last", "rule"), [(63, {}), (64, {"ten.d2t": "error"})])
+def test_the_last_target_id_is_the_edge(last: int, rule: dict[str, str], tmp_path: Path) -> None:
+    ids = [*range(15), last]
+    offsets = encode_d2t([token - index for index, token in enumerate(ids)])
+    folder = build_draft(tmp_path / "d", tensors={"d2t": offsets, "t2d": REMOVE})
+    assert answers(folder) == rule
