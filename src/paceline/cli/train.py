@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli.console import progress, say
 from paceline.cli.disk import require_room
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.draft import Draft
@@ -49,16 +50,19 @@ def run_training(
 
     require_clean(data, target)
     require_room(out)
-    with progress("training") as show:
-        draft = train_draft(
-            recipe,
-            target=target,
-            data_dir=data,
-            out_dir=out,
-            device=device,
-            resume=resume,
-            on_progress=lambda p: show(p.step, p.num_steps, describe_progress(p)),
-        )
+    try:
+        with progress("training") as show:
+            draft = train_draft(
+                recipe,
+                target=target,
+                data_dir=data,
+                out_dir=out,
+                device=device,
+                resume=resume,
+                on_progress=lambda p: show(p.step, p.num_steps, describe_progress(p)),
+            )
+    except KeyboardInterrupt:
+        raise _stopped(out) from None
     say(f"draft: {out} ({draft.num_parameters / 1e6:.2f} M parameters)")
     return draft
 
@@ -80,6 +84,18 @@ def require_clean(data: Path, target: TargetFacts) -> None:
             expected="other prompts: a draft that has seen the test says nothing",
             fix="Take these rows out and answer the rest into a new folder.",
         )
+
+
+def _stopped(out: Path) -> PacelineError:
+    kept = out.with_name(out.name + ".checkpoint")
+    if kept.is_dir():
+        return PacelineError(
+            "training was stopped; its last state is kept",
+            where=str(kept),
+            fix="Go on with the same command and --resume.",
+            exit_code=130,
+        )
+    return PacelineError("training was stopped before its first step", exit_code=130)
 
 
 def describe_progress(state: object) -> str:
