@@ -228,12 +228,21 @@ def list_replay_lines(result: Result) -> tuple[str, ...]:
         lines.append(
             f"{clean_text(arm, limit=24)}: {format_count(pick_number(found, arm, 'num_agree'))} of "
             f"{format_count(pick_number(found, arm, 'num_steps'))} steps agree "
-            f"({format_share(pick_number(found, arm, 'share'))}), "
-            f"{format_count(pick_number(found, arm, 'num_near_tie'))} differ at near ties of the "
-            f"draft's own logits (within "
-            f"{format_number(pick_number(found, arm, 'near_tie_logits'), digits=2)}), "
-            f"{format_count(pick_number(found, arm, 'num_real'))} for real; first position "
+            f"({format_share(pick_number(found, arm, 'share'))})"
+            f"{_tell_differing(found, arm)}; first position "
             f"{format_number(pick_number(found, arm, 'position_1_served'))} served, "
             f"{format_number(pick_number(found, arm, 'position_1_trained'))} trained: {verdict}"
         )
     return tuple(lines) or (NOT_MEASURED,)
+
+
+def _tell_differing(found: Result, arm: str) -> str:
+    """The kinds of steps that differ; nothing where a run did not tell them apart."""
+    num_near, num_real = (pick_number(found, arm, key) for key in ("num_near_tie", "num_real"))
+    if num_near is None and num_real is None:
+        return ""
+    within = format_number(pick_number(found, arm, "near_tie_logits"), digits=2)
+    return (
+        f", {format_count(num_near)} differ at near ties of the draft's own logits (within"
+        f" {within}), {format_count(num_real)} for real"
+    )

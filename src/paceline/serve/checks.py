@@ -17,6 +17,7 @@ __all__ = ["MAX_K", "check_plan"]
 MAX_K = 16
 _DTYPES = ("bfloat16", "float16", "float32")
 _KV_BLOCK_TOKENS = 128
+_MAX_NUM_SEQS = 4096  # every buffer of the engine grows with it
 
 
 def check_plan(plan: Plan) -> list[str]:
@@ -113,10 +114,9 @@ def _check_sizes(plan: Plan) -> None:
         raise PlanError(
             f"dtype {args['dtype']!r} is unknown", where="dtype", expected=f"one of {_DTYPES}"
         )
-    if plan.max_num_seqs < 1:
-        raise PlanError(
-            f"max_num_seqs = {plan.max_num_seqs}", where="max_num_seqs", expected="at least 1"
-        )
+    for name, low, high in (("max_num_seqs", 1, _MAX_NUM_SEQS), ("seed", 0, 2**32 - 1)):
+        if not low <= args[name] <= high:
+            raise PlanError(f"{name} = {args[name]}", where=name, expected=f"{low} to {high}")
     if plan.device == "cpu":
         cores = len(os.sched_getaffinity(0))
         if plan.num_threads is None or not 1 <= plan.num_threads <= cores:
@@ -126,6 +126,14 @@ def _check_sizes(plan: Plan) -> None:
                 expected=f"1 to {cores}, the cores this process may use",
             )
     pool = args.get("kv_cache_memory_bytes")
+    if pool is not None and plan.device == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if pool > memory:
+            raise PlanError(
+                f"a KV cache of {pool} bytes is larger than this machine's memory",
+                where="kv_cache_bytes",
+                expected=f"less than {memory} bytes",
+            )
     if pool is not None:
         per_token = kv_bytes_per_token(plan.target, plan.draft)
         blocks = -(-plan.max_model_len // _KV_BLOCK_TOKENS)

@@ -297,6 +297,16 @@ def test_two_writers_are_refused(tmp_path: Path, target: TargetFacts) -> None:
             "does not fit",
         ),
         (
+            '{"id":"x","category":"c","finish_reason":"stop","input_ids":[1,2],'
+            '"loss_spans":[[1,1]]}',
+            "does not fit",
+        ),
+        (
+            '{"id":"x","category":"c","finish_reason":"stop","input_ids":[1,2,3],'
+            '"loss_spans":[[1,3],[2,3]]}',
+            "does not fit",
+        ),
+        (
             '{"id":"p0","category":"c","finish_reason":"stop","input_ids":[1,2],'
             '"loss_spans":[[1,2]]}',
             "there twice",

@@ -68,6 +68,15 @@ def test_the_terms_show_the_numbers_of_the_record() -> None:
     assert position[2] == f"{ours['conditional_acceptance'][1]:.3f}"
 
 
+def test_steps_that_a_run_did_not_tell_apart_are_not_spoken_of() -> None:
+    result, _ = build_result()
+    for replay in result["replay"].values():
+        for key in ("num_near_tie", "num_real", "near_tie_logits"):
+            replay.pop(key, None)
+    told = " ".join(_printed(result).split("Trained against served")[1].split())
+    assert "795 of 812 steps agree (97.9 %); first position" in told
+
+
 def test_the_baseline_against_itself_reads_100() -> None:
     assert "Score  100.0" in _printed(VARIANTS["same"][0])
 
