@@ -27,6 +27,14 @@ __all__ = ["Row", "read_data_record", "read_rows"]
 FORMAT = "paceline-data/1"
 RECORD_NAME = "data.json"
 ROWS_NAME = "rows.jsonl"
+_RECORD_KINDS = {
+    "target": dict,
+    "prompts": dict,
+    "counts": dict,
+    "thinking": str,
+    "rejected": list,
+    "rows_sha256": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +65,13 @@ def read_data_record(data_dir: str | Path) -> dict[str, Any]:
             where=str(path),
             fix="Run the same `paceline data` command again; it goes on where it stopped.",
         )
+    for key, kind in _RECORD_KINDS.items():
+        if not isinstance(record.get(key), kind):
+            raise DataError(
+                f"'{key}' is missing or of the wrong kind",
+                where=str(path),
+                fix="Restore the file, or make the data again under another --out.",
+            )
     return record
 
 

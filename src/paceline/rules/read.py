@@ -169,6 +169,7 @@ def _require_sane(rules: Rules, where: str) -> None:
     }
     for dotted, share in shares.items():
         require(0 <= share <= 1, dotted, share, "between 0 and 1")
+    require(rules.sampling.top_p > 0, "sampling.top_p", rules.sampling.top_p, "more than 0")
     confidence = rules.statistics.confidence
     require(0.5 <= confidence < 1, "statistics.confidence", confidence, "between 0.5 and 1")
     require(rules.baseline_score > 0, "baseline_score", rules.baseline_score, "more than 0")

@@ -323,6 +323,17 @@ def test_damaged_rows_are_named(tmp_path: Path, target: TargetFacts, line: str, 
     assert "rows.jsonl:7" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["target", "prompts", "counts", "thinking", "rejected"])
+def test_a_damaged_record_is_named(tmp_path: Path, target: TargetFacts, key: str) -> None:
+    run(tmp_path, target, ScriptedEndpoint(echo))
+    path = tmp_path / "data" / "data.json"
+    record = json.loads(path.read_text())
+    for broken in ({**record, key: 3}, {k: v for k, v in record.items() if k != key}):
+        path.write_text(json.dumps(broken))
+        with pytest.raises(DataError, match=f"'{key}' is missing"):
+            read_data_record(tmp_path / "data")
+
+
 def test_contamination_of_prompts_and_rows(tmp_path: Path, target: TargetFacts) -> None:
     path = tmp_path / "p.jsonl"
     words = "the quick brown fox jumps over the lazy dog today"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_chat import ALWAYS_THINKS, FORGETS, PLAIN, SWITCH, make_chat_target
+from toy_chat import ALWAYS_THINKS, FORGETS, PLAIN, START, SWITCH, make_chat_target
 
 from paceline.data import (
     open_tokenizer,
@@ -62,6 +62,24 @@ def test_prompt_ids_are_those_the_engine_gets(tmp_path: Path, target: TargetFact
     (row,) = read_rows(tmp_path / "data")
     asked = open_tokenizer(target).encode_prompt(talk("q", "abc", "r")["messages"])
     assert row.input_ids[: row.loss_spans[1][0]] == asked
+
+
+def test_a_tokenizer_that_adds_a_begin_token_adds_none_to_a_template(tmp_path: Path) -> None:
+    """The template writes its own; a second one is a prompt that the target never saw."""
+    target = make_chat_target(tmp_path / "t")
+    path = target.path / "tokenizer.json"
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    a, b = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    tokenizer = json.loads(path.read_text())
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, a],
+        "pair": [begin, a, b],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [START], "tokens": ["<s>"]}},
+    }
+    path.write_text(json.dumps(tokenizer))
+    ids = open_tokenizer(target).encode_prompt(talk("q")["messages"])
+    assert ids.count(START) == 2  # the user's turn and the assistant's
 
 
 def test_unusable_conversations_are_named_and_counted(tmp_path: Path, target: TargetFacts) -> None:

@@ -96,6 +96,11 @@ def test_text_and_sha_travel_with_the_rules() -> None:
         ("{ value = 0.8, provisional = true }", "1.5", "between 0 and 1"),
         ('"ratio_of_medians"', '"mean"', "one of ratio_of_medians, paired_geomean"),
         ("[1024, 8192, 15360]", "[8192, 1024]", "ascending"),
+        (
+            "top_p = { value = 1.0, provisional = true }",
+            "top_p = { value = 0.0, provisional = true }",
+            "more than 0",
+        ),
         ("{ value = 64, provisional = true }", "1", "at least 1"),
         ('version = "2026-11-1"', "version = ", "not valid TOML"),
     ],
