@@ -1,0 +1,209 @@
+"""A Qwen3.5-style MTP head as vLLM 0.31.0 runs it: one gated full-attention layer, run K times.
+
+For a text x and the base position t the head reads token x[t+1] and the target's state of t after
+its final norm, at rope position t, and predicts x[t+2]. Step j > 0 reads the token just predicted
+and its own previous output *after* `mtp.norm`, at rope position t+j. Keys and values of positions
+<= t are those of step 0; a step also sees the keys of its own steps 1..j. So `unroll` is the one of
+EAGLE-3 with another layer, and takes and answers the same things; the features are the final state.
+
+Norms are `1 + w`. Embedding and output matrix are always the target's: vLLM shares both, whatever
+a folder ships.
+
+Shapes: B rows, T tokens, N bases a row, D hidden, H heads, G KV heads, E head width. Numbers: as in
+`families/eagle3.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import DraftError
+from paceline.train.families.eagle3 import (
+    Linear,
+    Mlp,
+    _attend,
+    _following,
+    _take,
+    config_number,
+)
+
+__all__ = ["Mtp", "build_module"]
+
+
+class CentredNorm(nn.Module):
+    """RMS norm times (1 + weight), computed in at least float32, answered in x's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scaled = F.rms_norm(x.to(wide), x.shape[-1:], eps=self.eps)
+        return (scaled * (1.0 + self.weight.to(wide))).to(x.dtype)
+
+
+class GatedAttention(nn.Module):
+    """Projections with norms on queries and keys; each query head brings a gate of its width."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, eps = int(config_number(config, "hidden_size")), float(config["rms_norm_eps"])
+        self.num_heads = int(config_number(config, "num_attention_heads"))
+        self.num_kv_heads = int(config_number(config, "num_key_value_heads"))
+        self.head_dim = int(config_number(config, "head_dim"))
+        bias = bool(config.get("attention_bias", False))
+        inner, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = Linear(width, 2 * inner, bias=bias)
+        self.k_proj = Linear(width, kv, bias=bias)
+        self.v_proj = Linear(width, kv, bias=bias)
+        self.o_proj = Linear(inner, width, bias=bias)
+        self.q_norm = CentredNorm(self.head_dim, eps)
+        self.k_norm = CentredNorm(self.head_dim, eps)
+        rope = config_number(config, "rope_parameters")
+        if rope.get("rope_type", "default") != "default":
+            raise DraftError(
+                f"rope type '{rope['rope_type']}' cannot be trained",
+                where="config.json",
+                expected="default",
+            )
+        self.rope_theta = float(rope["rope_theta"])
+        share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        self.rotary_dim = int(self.head_dim * float(share))
+
+    def rotate(self, x_BNHE: Tensor, places_BN: Tensor) -> Tensor:
+        """Neox-style rope over the first rotary_dim dimensions; angles in float64."""
+        half = self.rotary_dim // 2
+        wide = torch.promote_types(x_BNHE.dtype, torch.float32)
+        steps = torch.arange(half, device=x_BNHE.device, dtype=torch.float64)
+        frequency = self.rope_theta ** (-2.0 * steps / self.rotary_dim)
+        angle = (places_BN[..., None].double() * frequency)[:, :, None, :]
+        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+        first, second = x_BNHE[..., :half].to(wide), x_BNHE[..., half : 2 * half].to(wide)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned.to(x_BNHE.dtype), x_BNHE[..., 2 * half :]), dim=-1)
+
+    def queries(self, x_BND: Tensor, places_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """(queries [B,N,H,E], gates [B,N,H*E])."""
+        both = self.q_proj(x_BND).unflatten(-1, (self.num_heads, 2 * self.head_dim))
+        q, gate = both.chunk(2, dim=-1)
+        return self.rotate(self.q_norm(q), places_BN), gate.flatten(2)
+
+    def keys_values(self, x_BND: Tensor, places_BN: Tensor) -> tuple[Tensor, Tensor]:
+        k = self.k_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.v_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        return self.rotate(self.k_norm(k), places_BN), v
+
+    def leave(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return self.o_proj(mixed * torch.sigmoid(gate))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, eps = int(config_number(config, "hidden_size")), float(config["rms_norm_eps"])
+        if config_number(config, "hidden_act") != "silu":
+            raise DraftError("only hidden_act 'silu' is served", where="config.json")
+        if not config.get("attn_output_gate", True):
+            raise DraftError(
+                "attn_output_gate is false; Paceline trains and replays gated heads",
+                where="config.json",
+            )
+        self.input_layernorm = CentredNorm(width, eps)
+        self.post_attention_layernorm = CentredNorm(width, eps)
+        self.self_attn = GatedAttention(config)
+        self.mlp = Mlp(width, int(config_number(config, "intermediate_size")), bias=False)
+
+
+class Predictor(nn.Module):
+    """What lies under `mtp.` in the file."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        if int(config_number(config, "mtp_num_hidden_layers")) != 1:
+            raise DraftError(
+                "the head has more than one layer",
+                where="config.json: mtp_num_hidden_layers",
+                expected="1, which vLLM runs K times",
+            )
+        width, eps = int(config_number(config, "hidden_size")), float(config["rms_norm_eps"])
+        self.pre_fc_norm_embedding = CentredNorm(width, eps)
+        self.pre_fc_norm_hidden = CentredNorm(width, eps)
+        self.fc = Linear(2 * width, width, bias=False)
+        self.layers = nn.ModuleList([Layer(config)])
+        self.norm = CentredNorm(width, eps)
+
+    def enter(self, embeds: Tensor, hidden: Tensor) -> Tensor:
+        """The layer's residual stream."""
+        normed = (self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden))
+        return self.fc(torch.cat(normed, dim=-1))  # type: ignore[no-any-return]
+
+
+class Mtp(nn.Module):
+    """The draft. `state_dict()` names are the names in model.safetensors."""
+
+    lm_head: None = None  # the target's output matrix
+    d2t: None = None  # the target's vocabulary
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.mtp = Predictor(config)
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids
+
+    def unroll(
+        self,
+        tokens_BT: Tensor,
+        features_BTF: Tensor,
+        bases_BN: Tensor,
+        embedding_VD: Tensor,
+        *,
+        num_steps: int,
+        head_VD: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """K steps from every base at once: (outputs after mtp.norm [B,N,D], proposed ids [B,N]).
+
+        features_BTF: the target's states after its final norm. Without head_VD the later steps
+        read the text's own tokens (training) and no ids come back; with it, the ids just proposed.
+        """
+        head, layer = self.mtp, self.mtp.layers[0]
+        assert isinstance(layer, Layer)
+        attention = layer.self_attn
+        num_rows, length = tokens_BT.shape
+        dtype, device = features_BTF.dtype, features_BTF.device
+        places_BT = torch.arange(length, device=device).expand(num_rows, length)
+        embeds_BTD = F.embedding(F.pad(tokens_BT[:, 1:], (0, 1)), embedding_VD).to(dtype)
+        stream_BTD = head.enter(embeds_BTD, features_BTF)
+        keys, values = attention.keys_values(layer.input_layernorm(stream_BTD), places_BT)
+        unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
+        stream = _take(stream_BTD, bases_BN)
+        own: list[tuple[Tensor, Tensor]] = []
+        outputs, proposed = [], []
+        for step in range(num_steps):
+            places_BN = bases_BN + step
+            normed = layer.input_layernorm(stream)
+            queries, gate = attention.queries(normed, places_BN)
+            if step:
+                own.append(attention.keys_values(normed, places_BN))
+            mixed = _attend(queries, keys, values, unseen_BNT, own)
+            stream = stream + attention.leave(mixed, gate)
+            stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
+            outputs.append(head.norm(stream))
+            if head_VD is not None:
+                proposed.append(F.linear(outputs[-1], head_VD.to(dtype)).argmax(dim=-1))
+            if step + 1 < num_steps:
+                ids = proposed[-1] if proposed else _following(tokens_BT, places_BN + 2)
+                stream = head.enter(F.embedding(ids, embedding_VD).to(dtype), outputs[-1])
+        return outputs, proposed
+
+
+def build_module(config: Mapping[str, Any]) -> Mtp:
+    """The module for an MTP config.json. Raises DraftError for what cannot be trained."""
+    return Mtp(config)
