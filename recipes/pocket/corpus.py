@@ -1,7 +1,7 @@
 """Pocket's corpus: SmolLM2's answers as text, a tokenizer learnt from them, packed training rows.
 
-`texts.jsonl` has one line an answer: id, category, prompt, answer, finished. `tokens/` holds them in
-pocket's own tokens: ids.npy (uint16, all documents in a row), spans.npy [documents, 3]: where a
+`texts.jsonl` has one line an answer: id, category, prompt, answer, finished. `tokens/` holds them
+in pocket's own tokens: ids.npy (uint16, all documents in a row), spans.npy [documents, 3]: where a
 document ends, where its learnt part starts and ends, counted in ids.
 
 Shapes: B rows, T tokens.

@@ -55,6 +55,16 @@ METHODS: dict[str, Method] = {
             summary="copies what followed the same words earlier",
         ),
         Method(
+            name="mtp",
+            vllm_method="mtp",
+            has_weights=True,
+            contest=True,
+            serves=False,
+            trains=True,
+            safe_on_hybrid=True,
+            summary="the target's own multi-token-prediction layer, run K times",
+        ),
+        Method(
             name="eagle3",
             vllm_method="eagle3",
             has_weights=True,

@@ -17,6 +17,7 @@ from paceline.draft.eagle3 import (
 )
 from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
+from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.write import write_draft
 
@@ -27,9 +28,11 @@ __all__ = [
     "Draft",
     "Eagle3Sizes",
     "FolderScan",
+    "MtpSizes",
     "TensorRule",
     "build_contract",
     "build_eagle3_config",
+    "build_mtp_config",
     "canonical_name",
     "check_tensors",
     "default_aux_layer_ids",
@@ -38,7 +41,9 @@ __all__ = [
     "read_bytes",
     "read_draft",
     "read_eagle3_sizes",
+    "read_mtp_sizes",
     "resolve_draft",
     "scan_folder",
+    "stitch_target",
     "write_draft",
 ]

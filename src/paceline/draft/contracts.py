@@ -15,6 +15,13 @@ from paceline.draft.eagle3 import (
     explain_shape,
     read_eagle3_sizes,
 )
+from paceline.draft.mtp import (
+    MTP_ARCHITECTURES,
+    MTP_CONFIG_KEYS,
+    MTP_MODEL_TYPES,
+    build_mtp_rules,
+    read_mtp_sizes,
+)
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.problems import Problem, show_value
@@ -30,6 +37,7 @@ _MAX_PROBLEMS = 60
 # spec.json: every family has the first two; the rest are the family's own settings.
 SPEC_KEYS: dict[str, tuple[str, ...]] = {
     "eagle3": ("family", "num_speculative_tokens"),
+    "mtp": ("family", "num_speculative_tokens"),
     "ngram": ("family", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
 }
 
@@ -66,6 +74,15 @@ def build_contract(
         )
     if not METHODS[family].has_weights:
         return Contract(family=family, spec_keys=SPEC_KEYS[family])
+    if family == "mtp":
+        return Contract(
+            family=family,
+            architectures=MTP_ARCHITECTURES,
+            model_types=MTP_MODEL_TYPES,
+            config_keys=MTP_CONFIG_KEYS,
+            spec_keys=SPEC_KEYS[family],
+            tensors=build_mtp_rules(read_mtp_sizes(config)),
+        )
     sizes = read_eagle3_sizes(config, target)
     return Contract(
         family=family,
@@ -156,6 +173,10 @@ def _extra(file: str, name: str, contract: Contract) -> Problem:
     bare = canonical_name(name.removeprefix("model."))
     if bare != name and bare in contract.tensors:
         fix = f"Name it '{bare}': vLLM adds 'model.' itself."
+    elif contract.family == "mtp" and name.endswith(
+        ("embed_tokens.weight", "lm_head.weight", "d2t")
+    ):
+        fix = "Remove it: vLLM gives an MTP head the target's embeddings, output and vocabulary."
     elif name == "d2t":
         fix = "Remove it: with the full vocabulary vLLM has no place for it and refuses the file."
     else:

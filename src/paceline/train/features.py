@@ -23,7 +23,10 @@ __all__ = ["FrozenTarget", "TextFeatures", "likeliest", "load_frozen_target"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextFeatures:
-    """taps_BTF: concatenated taps, ascending; final_BTD: after the target's final norm."""
+    """taps_BTF: concatenated taps, ascending; final_BTD: after the target's final norm.
+
+    Without taps (an MTP head has none) taps_BTF is the final state, what such a head reads.
+    """
 
     taps_BTF: Tensor
     final_BTD: Tensor
@@ -50,8 +53,9 @@ class FrozenTarget:
             output = self.backbone(
                 input_ids=tokens_BT, output_hidden_states=True, use_cache=False, return_dict=True
             )
-            taps = torch.cat([output.hidden_states[i] for i in aux_layer_ids], dim=-1)
-        return TextFeatures(taps_BTF=taps, final_BTD=output.last_hidden_state)
+            final = output.last_hidden_state
+            taps = [output.hidden_states[i] for i in aux_layer_ids] or [final]
+        return TextFeatures(taps_BTF=torch.cat(taps, dim=-1), final_BTD=final)
 
 
 def load_frozen_target(

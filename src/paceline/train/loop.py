@@ -29,6 +29,7 @@ from paceline.train.checkpoint import (
 )
 from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.eagle3_weights import export_tensors
+from paceline.train.families.mtp import Mtp
 from paceline.train.features import FrozenTarget, load_frozen_target
 from paceline.train.losses import head_loss
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
@@ -151,7 +152,11 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def train_step(
-    module: Eagle3, batch: Prepared, frozen: FrozenTarget, teacher_head_VD: Tensor, recipe: Recipe
+    module: Eagle3 | Mtp,
+    batch: Prepared,
+    frozen: FrozenTarget,
+    teacher_head_VD: Tensor,
+    recipe: Recipe,
 ) -> StepResult:
     """Forward of one batch: the K-step unroll and its loss."""
     head = frozen.head_VD if module.lm_head is None else module.lm_head.weight
@@ -179,7 +184,7 @@ def train_step(
 
 
 def _run(
-    module: Eagle3,
+    module: Eagle3 | Mtp,
     optimizer: torch.optim.Optimizer,
     source: BatchSource,
     frozen: FrozenTarget,

@@ -24,6 +24,8 @@ from paceline.errors import DraftError, ResultError
 from paceline.target import TargetFacts
 from paceline.train.families.eagle3 import Eagle3, build_module
 from paceline.train.families.eagle3_weights import load_draft_tensors
+from paceline.train.families.mtp import Mtp
+from paceline.train.families.mtp import build_module as build_mtp_module
 from paceline.train.features import FrozenTarget, load_frozen_target
 
 __all__ = [
@@ -87,22 +89,28 @@ def walk_bases(num_prompt: int, num_output: int, accepted: Sequence[int]) -> lis
     return bases
 
 
-def load_draft_module(draft: Draft) -> Eagle3:
+def load_draft_module(draft: Draft) -> Eagle3 | Mtp:
     """The module of a draft folder, weights as stored. Raises DraftError for another family."""
-    if draft.family != "eagle3":
+    if draft.family not in ("eagle3", "mtp"):
         raise DraftError(
             f"a draft of family '{draft.family}' cannot be replayed",
             where=str(draft.path),
-            expected="eagle3",
+            expected="eagle3 or mtp",
         )
-    module = build_module(draft.config)
+    build = build_mtp_module if draft.family == "mtp" else build_module
+    module: Eagle3 | Mtp = build(draft.config)
     tensors = {name: t for name, t in load_draft_tensors(draft).items() if name != "t2d"}
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)
 
 
+def _tapped_layers(draft: Draft) -> tuple[int, ...]:
+    """None for an MTP head, which reads the target's final state."""
+    return tuple(draft.config.get("eagle_aux_hidden_state_layer_ids") or ())
+
+
 def propose(
-    module: Eagle3,
+    module: Eagle3 | Mtp,
     frozen: FrozenTarget,
     *,
     ids: Sequence[int],
@@ -124,7 +132,7 @@ def propose(
 
 @torch.no_grad()
 def _propose(
-    module: Eagle3,
+    module: Eagle3 | Mtp,
     frozen: FrozenTarget,
     *,
     ids: Sequence[int],
@@ -148,12 +156,12 @@ def _propose(
     return [tuple(row) for row in rows], torch.stack([step[0] for step in states], dim=1)
 
 
-def _head(module: Eagle3, frozen: FrozenTarget) -> Tensor:
+def _head(module: Eagle3 | Mtp, frozen: FrozenTarget) -> Tensor:
     return frozen.head_VD if module.lm_head is None else module.lm_head.weight
 
 
 def measure_gap(
-    module: Eagle3, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
+    module: Eagle3 | Mtp, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
 ) -> float:
     """Logits between the proposed token and another; other None is the draft's second choice."""
     logits_V = F.linear(state_D.float(), _head(module, frozen).float())
@@ -182,7 +190,7 @@ def replay_draft(
         target, device=device, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32
     )
     width = draft.num_speculative_tokens
-    aux_layer_ids = draft.config["eagle_aux_hidden_state_layer_ids"]
+    aux_layer_ids = _tapped_layers(draft)
     served_at, trained_at = [0] * width, [0] * width
     num_steps = num_agree = 0
     gaps: list[float] = []
@@ -261,7 +269,7 @@ def simulate_draft(
             frozen,
             ids=ids,
             bases=bases,
-            aux_layer_ids=draft.config["eagle_aux_hidden_state_layer_ids"],
+            aux_layer_ids=_tapped_layers(draft),
             num_speculative_tokens=width,
         )
         accepted: list[int] = []

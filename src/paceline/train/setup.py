@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data import Row, read_data_record, read_rows
-from paceline.draft import build_eagle3_config, default_aux_layer_ids, read_draft, resolve_draft
+from paceline.draft import (
+    build_eagle3_config,
+    build_mtp_config,
+    default_aux_layer_ids,
+    read_draft,
+    resolve_draft,
+)
 from paceline.errors import DataError, RecipeError
 from paceline.records import build_provenance, read_json, sha256_file
 from paceline.target import TargetFacts
@@ -20,6 +26,9 @@ from paceline.train.families.eagle3_weights import (
     start_from_target,
     start_random,
 )
+from paceline.train.families.mtp import Mtp
+from paceline.train.families.mtp import build_module as build_mtp_module
+from paceline.train.families.mtp_weights import start_from_native, start_mtp_random
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import Recipe, recipe_sha256
 from paceline.train.vocabulary import choose_draft_tokens, offsets
@@ -63,12 +72,14 @@ class Setup:
             "started_from": self.started_from,
         }
 
-    def build_module(self, frozen: FrozenTarget) -> tuple[Eagle3, list[str]]:
+    def build_module(self, frozen: FrozenTarget) -> tuple[Eagle3 | Mtp, list[str]]:
         """The module with its first weights, and the names of those taken from elsewhere."""
         import torch
 
-        module = build_module(self.config)
         source = self.recipe.init.from_
+        if self.recipe.family == "mtp":
+            return self._build_mtp(source)
+        module = build_module(self.config)
         taken: list[str] = []
         if source == "target":
             taken = start_from_target(
@@ -82,6 +93,16 @@ class Setup:
             start_from_draft(module, read_draft(resolve_draft(source)))
             taken = sorted(module.state_dict())
         return module, taken
+
+    def _build_mtp(self, source: str) -> tuple[Mtp, list[str]]:
+        module = build_mtp_module(self.config)
+        if source == "target":
+            return module, start_from_native(module, self.target)
+        start_mtp_random(module, self.recipe.seed)
+        if source == "random":
+            return module, []
+        start_from_draft(module, read_draft(resolve_draft(source)))
+        return module, sorted(module.state_dict())
 
     def metadata(
         self, out_dir: Path, *, totals: Mapping[str, Any], num_steps: int, taken: list[str]
@@ -128,6 +149,19 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     rows, num_cut = cut_rows(read_rows(data_dir), max_length=recipe.optim.max_length)
     _require_known_tokens(rows, target, data_dir)
     shape = recipe.draft
+    fixed: dict[str, Any] = {
+        "recipe": recipe,
+        "target": target,
+        "rows": tuple(rows),
+        "num_cut": num_cut,
+        "data_record": record,
+        "data_sha256": sha256_file(data_dir / "rows.jsonl"),
+        "started_from": _started_from(recipe, target),
+    }
+    if recipe.family == "mtp":
+        _require_no_shape(recipe)
+        config = build_mtp_config(target)
+        return Setup(**fixed, aux_layer_ids=(), draft_tokens=None, config=config)
     aux_layer_ids = tuple(
         shape.aux_layer_ids
         if shape.aux_layer_ids is not None
@@ -156,18 +190,24 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
                 always=special_tokens(target),
             )
         )
-    return Setup(
-        recipe=recipe,
-        target=target,
-        rows=tuple(rows),
-        num_cut=num_cut,
-        data_record=record,
-        data_sha256=sha256_file(data_dir / "rows.jsonl"),
-        aux_layer_ids=aux_layer_ids,
-        draft_tokens=draft_tokens,
-        config=config,
-        started_from=_started_from(recipe, target),
-    )
+    return Setup(**fixed, aux_layer_ids=aux_layer_ids, draft_tokens=draft_tokens, config=config)
+
+
+def _require_no_shape(recipe: Recipe) -> None:
+    """An MTP head has the target's sizes: vLLM builds it from the target's config."""
+    shape = recipe.draft
+    for key in ("draft_vocab_size", "intermediate_size", "aux_layer_ids"):
+        if getattr(shape, key) is not None:
+            raise RecipeError(
+                f"key 'draft.{key}' has no effect on family mtp",
+                where=recipe.path,
+                expected="no such key",
+                fix="vLLM builds an MTP head from the target's own config.",
+            )
+    if shape.norm_before_residual:
+        raise RecipeError(
+            "key 'draft.norm_before_residual' has no effect on family mtp", where=recipe.path
+        )
 
 
 def _fingerprints(target: TargetFacts) -> dict[str, Any]:

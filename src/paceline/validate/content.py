@@ -10,7 +10,7 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
-__all__ = ["check_content", "check_metadata", "check_spec_fit"]
+__all__ = ["check_content", "check_metadata", "check_parameters", "check_spec_fit"]
 
 _TEXT_KEYS = ("name", "team", "description", "license")
 _OBJECT_KEYS = ("trained", "served")
@@ -174,6 +174,12 @@ def check_content(case: Case) -> Iterator[Finding]:
             expected="no tensor: the target's embeddings are shared",
             fix="Leave it out unless it was trained; --deep with --target compares the values.",
         )
+    yield from check_parameters(case)
+
+
+def check_parameters(case: Case) -> Iterator[Finding]:
+    """The number of parameters against the limit."""
+    files = case.scan.tensors_by_file
     total = sum(
         tensor.num_elements
         for tensors in files.values()

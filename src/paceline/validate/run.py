@@ -16,6 +16,7 @@ from paceline.validate.config import check_config
 from paceline.validate.content import check_content, check_metadata, check_spec_fit
 from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
+from paceline.validate.mtp import check_mtp
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
 from paceline.validate.taps import check_taps
 from paceline.validate.values import check_values
@@ -56,7 +57,7 @@ def _build_case(path: Path, target: TargetFacts | None, limits: Limits | None) -
     family = scan.family
     config = scan.config or {}
     sizes = contract = None
-    if family is None or METHODS[family].has_weights:
+    if family != "mtp" and (family is None or METHODS[family].has_weights):
         try:
             sizes = read_eagle3_sizes(config, target)
             contract = build_contract("eagle3", config, target)
@@ -83,7 +84,9 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
     yield from check_metadata(case)
-    if case.scan.config is not None and has_weights:
+    if case.scan.config is not None and case.family == "mtp":
+        yield from check_mtp(case)
+    elif case.scan.config is not None and has_weights:
         yield from _check_sizes(case)
         yield from check_config(case)
         yield from check_fit(case)
