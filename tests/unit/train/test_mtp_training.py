@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from paceline.draft import read_draft, stitch_target
 from paceline.errors import RecipeError, TargetError
 from paceline.target import TargetFacts, read_target
-from paceline.train import Recipe, build_recipe, replay_draft, train_draft
+from paceline.train import Recipe, build_recipe, read_recipe, replay_draft, train_draft
 from paceline.train.entry import simulate_draft
 from paceline.train.families.mtp import build_module
 from paceline.train.families.mtp_weights import read_native_head, start_mtp_random
@@ -200,3 +200,29 @@ def test_a_target_without_weights_of_a_head_is_named(target: TargetFacts, tmp_pa
     save_file(kept, str(path / "model.safetensors"), metadata={"format": "pt"})
     with pytest.raises(TargetError, match=r"holds no tensor named mtp"):
         read_native_head(dataclasses.replace(target, path=path))
+
+
+def test_an_eagle3_draft_starts_with_norms_as_the_target_means_them(
+    target: TargetFacts, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    """A hybrid's norms scale by 1 + w, a Llama draft's by w: a start at w would be almost zero."""
+    value = recipe(optim={"num_steps": 1, "lr": 1e-9}).as_dict()
+    value = {**value, "family": "eagle3", "draft": {"num_speculative_tokens": 3}}
+    value["optim"] = {k: v for k, v in value["optim"].items() if v is not None}
+    draft = train_draft(
+        build_recipe(value),
+        target=target,
+        data_dir=trained["data"],
+        out_dir=tmp_path / "d",
+        device="cpu",
+    )
+    tensors = load_file(str(draft.path / "model.safetensors"))
+    native = load_file(str(target.path / "model.safetensors"))["model.norm.weight"]
+    torch.testing.assert_close(tensors["norm.weight"].float(), native + 1.0, rtol=1e-2, atol=0)
+    assert float(tensors["midlayer.post_attention_layernorm.weight"].min()) > 0.5
+
+
+@pytest.mark.parametrize("name", ["mtp", "eagle3"])
+def test_the_recipes_of_pocket_are_recipes(name: str) -> None:
+    path = Path(__file__).parents[3] / "recipes" / "pocket" / f"{name}.toml"
+    assert read_recipe(path).family == name

@@ -14,6 +14,9 @@ from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.mtp import Mtp
 from paceline.train.features import FrozenTarget
 
+# Model types whose norms scale by 1 + weight; a Llama draft's norms scale by the weight.
+_CENTRED_NORMS = ("qwen3_5", "qwen3_next")
+
 __all__ = [
     "export_tensors",
     "load_draft_tensors",
@@ -50,6 +53,8 @@ def start_from_target(
     source: dict[str, Tensor] = {"norm.weight": frozen.backbone.norm.weight}
     for name, tensor in last.state_dict().items():
         source[f"midlayer.{name}"] = tensor
+    if getattr(frozen.backbone.config, "model_type", "").startswith(_CENTRED_NORMS):
+        source = {n: t + 1.0 if "norm" in n and t.ndim == 1 else t for n, t in source.items()}
     hidden_norm = source.pop("midlayer.input_layernorm.weight", None)
     if hidden_norm is not None:
         source["midlayer.hidden_norm.weight"] = hidden_norm
