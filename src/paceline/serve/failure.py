@@ -23,18 +23,18 @@ _CAUSES = (
     (
         r"CUDA out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|bad_alloc",
         "not enough memory",
-        "Lower max_model_len, max_num_seqs or kv_cache_bytes, or free memory.",
+        "Ask for shorter texts (--max-tokens, --max-model-len), or free memory.",
     ),
     (
         r"KV cache.*(needed|larger than)|No available memory for the cache|memory for kv"
         r"|available KV cache memory",
         "the KV cache does not fit",
-        "Set kv_cache_bytes, or lower max_model_len.",
+        "Ask for shorter texts (--max-tokens, --max-model-len), or free memory.",
     ),
     (
         r"torchvision::nms|libc10_cuda|libcudart",
         "a CUDA build of torchvision or torchaudio lies beside a CPU torch",
-        "Run `make env` again: it repairs this.",
+        "Run `.venv/bin/python scripts/repair_cpu_install.py`: it repairs this.",
     ),
     (
         r"No module named",
