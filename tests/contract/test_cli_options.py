@@ -39,6 +39,15 @@ OPTIONS: dict[str, list[str]] = {
         "--thinking",
         "draft",
     ],
+    "forecast": [
+        "--bandwidth",
+        "--baseline",
+        "--baseline-acceptance",
+        "--json",
+        "--rules",
+        "--target",
+        "design",
+    ],
     "report": ["run"],
     "score": ["--json", "run"],
     "serve": [

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, demo, evaluate, serve, target, train, validate
+from paceline.cli import data, demo, evaluate, forecast, serve, target, train, validate
 
 __all__ = ["app"]
 
@@ -45,3 +45,4 @@ app.command("eval")(evaluate.evaluate)
 app.command("score")(evaluate.score)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
+app.command("forecast")(forecast.forecast)
