@@ -85,13 +85,18 @@ def parse_json(text: str, *, where: str = "", error: type[PacelineError] = Resul
         raise error(f"not valid JSON: {problem}", where=where) from None
 
 
-def read_json(path: str | Path, *, error: type[PacelineError] = ResultError) -> dict[str, Any]:
-    """Reads one JSON object from a UTF-8 file. Raises `error` naming the file."""
+def read_json(
+    path: str | Path, *, error: type[PacelineError] = ResultError, expected: str = ""
+) -> dict[str, Any]:
+    """Reads one JSON object from a UTF-8 file. Raises `error` naming the file.
+
+    expected: what a caller's user should have named, said when there is no such file.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise error("the file does not exist", where=str(path)) from None
+        raise error("the file does not exist", where=str(path), expected=expected) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"cannot be read: {problem}", where=str(path)) from None
     value = parse_json(text, where=str(path), error=error)

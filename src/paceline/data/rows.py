@@ -57,7 +57,9 @@ class Row:
 def read_data_record(data_dir: str | Path) -> dict[str, Any]:
     """`data.json` of a finished data folder. Raises DataError when it is absent or unfinished."""
     path = Path(data_dir) / RECORD_NAME
-    record = read_json(path, error=DataError)
+    record = read_json(
+        path, error=DataError, expected="a data folder, as `paceline data answer --out` writes it"
+    )
     _require_format(record, path)
     if not record.get("complete"):
         raise DataError(
@@ -201,7 +203,9 @@ def _begin(data_dir: Path, settings: Mapping[str, Any]) -> bool:
         record = {"format": FORMAT, "complete": False, **settings}
         write_json(path, {**record, "provenance": build_provenance()})
         return False
-    record = read_json(path, error=DataError)
+    record = read_json(
+        path, error=DataError, expected="a data folder, as `paceline data answer --out` writes it"
+    )
     _require_format(record, path)
     for key, wanted, found in _differences(settings, record):
         raise DataError(

@@ -31,7 +31,7 @@ def score_run(run_dir: str | Path) -> dict[str, Any]:
     ResultError naming the first number that differs from what is written.
     """
     path = Path(run_dir) / RESULT_NAME
-    result = read_json(path)
+    result = read_json(path, expected="a run folder, as `paceline eval --out` writes it")
     if result.get("format") != RESULT_FORMAT:
         raise ResultError(
             f"format is {result.get('format')!r}", where=str(path), expected=repr(RESULT_FORMAT)

@@ -73,7 +73,9 @@ def write_report(run_dir: str | Path) -> Path:
     a readable result and StorageError when the page cannot be written.
     """
     run_dir = Path(run_dir)
-    result = read_json(run_dir / "result.json")
+    result = read_json(
+        run_dir / "result.json", expected="a run folder, as `paceline eval --out` writes it"
+    )
     requests_path = run_dir / "requests.jsonl"
     rows = read_jsonl(requests_path) if requests_path.exists() else []
     path = run_dir / "report.html"

@@ -76,6 +76,18 @@ def _build_case(path: Path, target: TargetFacts | None, limits: Limits | None) -
 
 
 def _run(case: Case, deep: bool) -> Iterator[Finding]:
+    names = case.scan.names
+    if "tokenizer.json" in names and "spec.json" not in names:
+        layers = case.config.get("num_hidden_layers")
+        yield finding(
+            "fs.missing",
+            "",
+            "this is a whole model with its tokenizer, not a draft folder",
+            found=f"tokenizer.json, no spec.json, num_hidden_layers {layers}",
+            expected="config.json, model.safetensors, spec.json, metadata.json",
+            fix="Name the draft first and the model with --target. A draft has no tokenizer.",
+        )
+        return
     # With an unknown family the folder is checked as one with weights: more is told, not less.
     has_weights = case.family is None or METHODS[case.family].has_weights
     yield from check_files(case.scan.path, has_weights=has_weights)

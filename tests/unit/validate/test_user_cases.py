@@ -390,3 +390,13 @@ def test_the_estimate_counts_padded_rows_and_16_bit_weights(tmp_path: Path) -> N
     weights = 2 * (matrices + 64 * 16) + 8 * 16  # 16 head rows are held as 64; d2t is int64
     cache = 2 * 2 * 2 * 4 * 16384  # key and value, 2 bytes, 2 heads of 4
     assert of(report, "mem.est").found == f"{weights + cache:,} bytes"
+
+
+def test_a_whole_model_in_the_drafts_place_is_said_once(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "model")
+    (folder / "spec.json").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    (found,) = check(folder).findings
+    assert found.severity == "error"
+    assert "not a draft folder" in found.message
+    assert "--target" in found.fix
