@@ -139,7 +139,7 @@ def build_forecast(
         step_ratio=step_ratio,
         goals=goals,
         best=best,
-        warnings=tuple(_warn(design, shape, rules, memory, baseline)),
+        warnings=tuple(_warn(design, shape, rules, memory, base_memory, plan)),
     )
 
 
@@ -148,7 +148,12 @@ def _limit(value: int, limit: int) -> tuple[int, int, bool]:
 
 
 def _warn(
-    design: Design, shape: TargetShape, rules: Rules, memory: DraftMemory, baseline: Design | None
+    design: Design,
+    shape: TargetShape,
+    rules: Rules,
+    memory: DraftMemory,
+    base_memory: DraftMemory | None,
+    plan: CachePlan,
 ) -> list[str]:
     found = []
     if not shape.confirmed:
@@ -168,12 +173,25 @@ def _warn(
     if positions and positions < served and design.family != "eagle3":
         found.append(f"max_position_embeddings {positions:,} is short of {served:,} tokens")
     buffers = memory.sizes.buffers_bytes
-    if buffers > _NOTABLE_SHARE * memory.total_bytes and positions > served:
+    if buffers > _NOTABLE_SHARE * memory.total_bytes and positions > 2 * served:
         found.append(
             f"the draft's rotary table takes {buffers / 1e6:.1f} MB for {positions:,} positions;"
             f" max_position_embeddings = {served + 64:,} would make it"
             f" {buffers / 1e6 * (served + 64) / positions:.1f} MB"
         )
-    if baseline is None:
+    if design.window and design.window + plan.in_flight_tokens > served:
+        found.append(
+            f"the window of {design.window:,} saves no memory: vLLM sets blocks aside for"
+            f" {plan.in_flight_tokens:,} tokens in flight, so for all {served:,}"
+        )
+    if memory.state_bytes and base_memory is not None and memory.total_bytes:
+        narrow = memory.total_bytes - memory.state_bytes
+        ratio = (base_memory.total_bytes - base_memory.state_bytes) / narrow if narrow else 0.0
+        found.append(
+            "M counts the recurrent states that K adds, as a started engine holds them; the"
+            " published rule names weights and KV cache only. Without states M is"
+            f" {narrow:,} bytes" + (f" and M_B / M is {ratio:.3f}" if narrow else "")
+        )
+    if base_memory is None:
         found.append("no score: the target has no MTP head, so pass --baseline DESIGN.toml")
     return found

@@ -76,7 +76,11 @@ class TargetShape:
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """How the engine is set up. device: "cuda" or "cpu"; kv_dtype: of the target's own layers."""
+    """How the engine is set up; prefix caching is off, as in every measured run.
+
+    device: "cuda" or "cpu"; kv_dtype: of the target's own layers. in_flight_tokens: the engine's
+    max_num_batched_tokens, twice with asynchronous scheduling; windows keep blocks for it.
+    """
 
     device: str = "cuda"
     kv_dtype: str = "bfloat16"

@@ -73,6 +73,19 @@ def test_warnings_say_what_the_rules_and_the_engine_mind() -> None:
         assert words in text
     text = " | ".join(_forecast('family = "eagle3"\nnum_speculative_tokens = 3\n').warnings)
     assert "rotary table takes 33.6 MB" in text
+    text = " | ".join(
+        _forecast('family = "eagle3"\nnum_speculative_tokens = 3\nwindow = 2048\n').warnings
+    )
+    assert "window of 2,048 saves no memory" in text
+
+
+def test_the_published_reading_of_m_is_shown_beside_ours() -> None:
+    found = _forecast('family = "medusa"\nnum_speculative_tokens = 3\n')
+    base = found.baseline_memory
+    assert base is not None
+    narrow = found.memory.total_bytes - found.memory.state_bytes
+    ratio = (base.total_bytes - base.state_bytes) / narrow
+    assert any(f"{narrow:,} bytes and M_B / M is {ratio:.3f}" in text for text in found.warnings)
 
 
 def test_limits() -> None:
