@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arms
 from paceline.cli.console import progress, say
 from paceline.cli.disk import require_room
-from paceline.errors import MissingExtraError, PlanError
+from paceline.errors import MissingExtraError, PlanError, ResultError
 from paceline.methods import METHODS
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def measure_drafts(
     )
     if with_replay:
         _require_replay(arms)
+    _require_run_folder(out)
     require_room(out)
     with open_arms(arms, out) as endpoints:
         measure_endpoints(endpoints, arms, target, rules, questions, out=out)
@@ -268,6 +269,19 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
 
 def _has_weights(arm: Arm) -> bool:
     return METHODS[arm.plan.method].has_weights
+
+
+def _require_run_folder(out: Path) -> None:
+    """An unfinished run goes on; a folder of something else is left alone."""
+    names = {item.name for item in out.iterdir()} if out.is_dir() else set()
+    others = {name for name in names if not name.startswith("engine-")}
+    if others and not names & {"requests.jsonl", "result.json"}:
+        raise ResultError(
+            f"the folder holds {sorted(others)[0]!r} and no run",
+            where=str(out),
+            expected="a new folder, or one that `paceline eval` began",
+            fix="Choose another --out.",
+        )
 
 
 def _require_replay(arms: list[Arm]) -> None:

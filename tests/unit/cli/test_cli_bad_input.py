@@ -194,6 +194,15 @@ def test_resume_without_a_checkpoint(run: Run, tmp_path: Path, data: Path, recip
     run(*words).require(2, "no checkpoint to go on from", "Start without --resume")
 
 
+def test_eval_leaves_a_folder_of_something_else_alone(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "todo.txt").touch()
+    done = run("eval", "ngram", "--target", "smollm2", "--out", str(tmp_path / "notes"))
+    assert done.code == 2
+    assert "holds 'todo.txt' and no run" in done.err
+    assert [item.name for item in (tmp_path / "notes").iterdir()] == ["todo.txt"]
+
+
 def test_demo_replaces_only_a_demo(run: Run, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("kept")
     run("demo", "--out", tmp_path).require(5, "holds 'thesis.txt'", "Choose another --out")
