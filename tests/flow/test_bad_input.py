@@ -18,7 +18,7 @@ from paceline.serve.process import session_members
 pytestmark = pytest.mark.engine
 
 SMOLLM2 = ("--target", "smollm2")
-NUM_PROMPTS = 16
+NUM_PROMPTS = 8
 RECIPE = """
 family = "eagle3"
 [draft]
@@ -26,7 +26,7 @@ num_speculative_tokens = 3
 draft_vocab_size = 1024
 [optim]
 lr = 1e-3
-num_steps = 10
+num_steps = 8
 tokens_per_batch = 512
 max_length = 128
 """
@@ -74,7 +74,7 @@ def num_rows(data: Path) -> int:
 
 def answer(out: Path) -> tuple[object, ...]:
     words = ("data", "answer", "--prompts", f"train:{NUM_PROMPTS}", *SMOLLM2, "--out", out)
-    return (*words, "--max-tokens", 40, "--concurrency", 2)
+    return (*words, "--max-tokens", 32, "--concurrency", 2)
 
 
 def require_whole(data: Path, kept: bytes) -> None:
@@ -93,7 +93,7 @@ def stopped_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stopped_and_killed_answers_go_on(stopped_data: Path, tmp_path: Path) -> None:
     data = stopped_data
     command = Command(*answer(data), log=tmp_path / "log")
-    command.wait_until(lambda: num_rows(data) >= 2)
+    command.wait_until(lambda: num_rows(data) >= 1)
     command.send(signal.SIGINT)
     command.finish().require(130, "what was finished is kept, run the same command again")
     kept = (data / "rows.jsonl").read_bytes()
@@ -105,7 +105,7 @@ def test_stopped_and_killed_answers_go_on(stopped_data: Path, tmp_path: Path) ->
 
     before = num_rows(data)
     command = Command(*answer(data), log=tmp_path / "log")
-    command.wait_until(lambda: num_rows(data) >= before + 2)
+    command.wait_until(lambda: num_rows(data) >= before + 1)
     (engine,) = command.engines()
     os.kill(engine, signal.SIGKILL)
     outcome = command.finish()
@@ -122,12 +122,12 @@ def test_answers_on_a_disk_that_fills_up(tmp_path: Path) -> None:
     with mounted_disk(tmp_path / "disk", size="4m") as disk:
         data = disk / "data"
         command = Command(*answer(data), log=tmp_path / "log")
-        command.wait_until(lambda: num_rows(data) >= 2)
+        command.wait_until(lambda: num_rows(data) >= 1)
         fill_disk(disk)
         command.finish().require(5, "the disk is full", str(disk), "run the same command again")
         kept = (data / "rows.jsonl").read_bytes()
         kept = kept[: kept.rfind(b"\n") + 1]
-        assert kept.count(b"\n") >= 2
+        assert kept.count(b"\n") >= 1
         (disk / "filler").unlink()
         run_command(*answer(data)).require(0)
         require_whole(data, kept)
@@ -138,18 +138,18 @@ def test_stopped_training_goes_on(stopped_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "draft"
     words = ("train", tmp_path / "recipe.toml", *SMOLLM2, "--data", stopped_data, "--out", out)
     command = Command(*words, log=tmp_path / "log")
-    command.wait_until(lambda: "training: 1/10" in command.log.read_text())
+    command.wait_until(lambda: "training: 1/8" in command.log.read_text())
     command.send(signal.SIGINT)
     command.finish().require(130, "draft.checkpoint", "--resume")
     assert not out.exists()
     checkpoint = out.with_name("draft.checkpoint")
     step = read_json(checkpoint / "meta.json")["step"]
-    assert 1 <= step < 10
+    assert 1 <= step < 8
 
     run_command(*words).require(2, "an unfinished training lies beside --out", "--resume")
     finished = run_command(*words, "--resume")
     finished.require(0)
-    assert f"training: {step + 1}/10" in finished.out
+    assert f"training: {step + 1}/8" in finished.out
     assert not checkpoint.exists()
     run_command("validate", out, *SMOLLM2).require(0)
     run_command(*words).require(5, "already exists")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.engine
 
 MIN_REPLAY_SHARE = 0.98  # of some hundred steps; rules ask 0.99 of a full run
 MAX_POSITION_1_DIFFERENCE = 0.02
+NUM_FEW = 3
 SMOLLM2 = ("--target", "smollm2")
 RECIPE = """
 family = "eagle3"
@@ -61,6 +62,12 @@ def prompts(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def few_prompts(folder: Path, prompts: Path) -> Path:
+    few = [json.loads(line) for line in _lines(prompts)[:NUM_FEW]]
+    return write_jsonl(folder / "few.jsonl", few)
+
+
+@pytest.fixture(scope="module")
 def data(folder: Path) -> Path:
     out = folder / "data"
     words = ("--prompts", "train:8", "--max-tokens", 24, "--out", out)
@@ -90,7 +97,7 @@ def draft(folder: Path, data: Path) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path, draft: Path, prompts: Path) -> Path:
     out = folder / "run"
-    words = ("--baseline", "smollm2-eagle3", "--prompts", prompts, "--max-tokens", 40)
+    words = ("--baseline", "smollm2-eagle3", "--prompts", prompts, "--max-tokens", 32)
     outcome = measure(draft, *words, "--out", out)
     assert "Trained against served" in outcome.out
     return out
@@ -153,11 +160,10 @@ def test_trained_acceptance_is_served_acceptance(run: Path) -> None:
     assert difference <= MAX_POSITION_1_DIFFERENCE
 
 
-def test_baseline_against_itself_goes_on_after_a_stop(folder: Path, prompts: Path) -> None:
+def test_baseline_against_itself_goes_on_after_a_stop(folder: Path, few_prompts: Path) -> None:
     out = folder / "itself"
-    short = write_jsonl(folder / "short.jsonl", [json.loads(x) for x in _lines(prompts)[:4]])
-    words = ("--baseline", "smollm2-eagle3", "--prompts", short, "--out", out, "--no-plain")
-    words += ("--no-replay", "--max-tokens", 24)  # type: ignore[assignment]
+    words = ("--baseline", "smollm2-eagle3", "--prompts", few_prompts, "--out", out)
+    words = (*words, "--no-plain", "--no-replay", "--max-tokens", 20)
     measure("smollm2-eagle3", *words)
     result = read_json(out / "result.json")
     assert result["score"]["value"] == 100.0
@@ -165,7 +171,7 @@ def test_baseline_against_itself_goes_on_after_a_stop(folder: Path, prompts: Pat
     assert "plain" not in result["arms"]
     before = (out / "result.json").read_bytes()
 
-    other = run_command("eval", "smollm2-eagle3", *SMOLLM2, "--rules", "demo", *words[:-1], 25)
+    other = run_command("eval", "smollm2-eagle3", *SMOLLM2, "--rules", "demo", *words[:-1], 21)
     other.require(2, "holds a run with other settings", "--out")
     assert (out / "result.json").read_bytes() == before
 
@@ -173,10 +179,10 @@ def test_baseline_against_itself_goes_on_after_a_stop(folder: Path, prompts: Pat
     last = max(i for i, line in enumerate(lines) if '"kind": "answer"' in line)
     (out / "requests.jsonl").write_text("\n".join(lines[:last]) + "\n" + lines[last][:40])
     kept = read_answers(out)
-    assert len(kept) == 3
+    assert len(kept) == NUM_FEW - 1
     measure("smollm2-eagle3", *words)
-    assert read_answers(out)[:3] == kept
-    assert len(read_answers(out)) == 4
+    assert read_answers(out)[:-1] == kept
+    assert len(read_answers(out)) == NUM_FEW
     assert read_json(out / "result.json")["score"]["value"] == 100.0
 
 
@@ -184,9 +190,9 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_ngram_against_none(folder: Path, prompts: Path) -> None:
+def test_ngram_against_none(folder: Path, few_prompts: Path) -> None:
     out = folder / "ngram"
-    words = ("--baseline", "none", "--prompts", prompts, "--max-tokens", 24, "--no-plain")
+    words = ("--baseline", "none", "--prompts", few_prompts, "--max-tokens", 20, "--no-plain")
     measure("ngram", *words, "--out", out)
     result = read_json(out / "result.json")
     assert result["arms"]["candidate"]["engine"]["method"] == "ngram"

@@ -31,7 +31,10 @@ def forecast(
     ] = 3500.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Bytes, limits and the acceptance a score needs, before any training and without a GPU."""
+    """Tell a draft's bytes and limits before it is trained.
+
+    And the acceptance that a score needs; from sizes alone, without a GPU.
+    """
     from paceline.forecast import build_forecast, describe_forecast, read_design, read_shape
     from paceline.rules import read_rules
 
