@@ -206,6 +206,8 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
             "sampling": {"temperature": [0.0, 0.5, 0.8, 1.0], "sampled_share": args.sampled_share},
             "thinking": "none",
             "prompts": {"name": "train + asked by the target itself", "num_prompts": num_rows},
+            "counts": {"rows": num_rows, "answer_tokens": num_tokens},
+            "rejected": [],
             "rows_sha256": sha256_file(folder / "rows.jsonl"),
             "provenance": build_provenance(seed=0),
         },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +68,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
     return read_target(path)
 
 
-def complete(data: Path) -> Path:
-    """The keys that a record must have and no training reads."""
-    path = data / "data.json"
-    record = {"counts": {}, "rejected": [], "rows_sha256": "0", **json.loads(path.read_text())}
-    path.write_text(json.dumps(record))
-    return data
-
-
 def recipe(**change: Any) -> Recipe:
     value: dict[str, Any] = {
         "family": "mtp",
@@ -99,7 +90,7 @@ def recipe(**change: Any) -> Recipe:
 @pytest.fixture(scope="module")
 def trained(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("run")
-    data = complete(tiny.make_data(folder / "data", target))
+    data = tiny.make_data(folder / "data", target)
     losses: list[float] = []
     draft = train_draft(
         recipe(),

@@ -74,6 +74,9 @@ def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20) -> Path:
         "sampling": {"temperature": 0.7},
         "thinking": "none",
         "prompts": {"name": "made", "sha256": "0", "num_prompts": num_rows},
+        "counts": {"rows": num_rows},
+        "rejected": [],
+        "rows_sha256": "0",
     }
     (path / "data.json").write_text(json.dumps(record))
     return path
