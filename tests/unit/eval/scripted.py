@@ -21,7 +21,7 @@ from paceline.rules import Rules, parse_rules, read_rules
 
 Step = tuple[int, int] | None  # (accepted, drafted), or None for a step without a draft
 
-GREEDY = Sampling(max_tokens=64)
+GREEDY = Sampling(max_tokens=48)
 
 
 @dataclass(frozen=True, kw_only=True)

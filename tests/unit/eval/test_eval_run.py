@@ -461,7 +461,7 @@ def test_deviations_from_the_rules_are_listed(tmp_path: Path) -> None:
     assert score["ranked"]
     assert score["deviations"] == [
         "prompt set is mine, the rules say demo-eval",
-        "max_tokens is 64, the rules say 1024",
+        "max_tokens is 48, the rules say 1024",
         "2 categories, the rules say 8",
         "family eagle3 is not one of mtp",
     ]
