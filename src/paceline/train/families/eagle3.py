@@ -13,7 +13,6 @@ norms and softmax run in float32; the residual stream stays in the features' dty
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,23 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import DraftError
+from paceline.train.families.layers import (
+    Linear,
+    Mlp,
+    attend,
+    config_number,
+    following,
+    read_rope,
+    rotate,
+    take,
+)
 
-__all__ = ["Eagle3", "build_module", "config_number"]
-
-
-def config_number(config: Mapping[str, Any], key: str) -> Any:
-    """A key the forward needs; never a default for a missing fact. Raises DraftError."""
-    if config.get(key) is None:
-        raise DraftError(f"key '{key}' is missing", where="config.json", expected="a value")
-    return config[key]
-
-
-class Linear(nn.Linear):
-    """y = x W^T (+ b) in x's dtype; the stored weight keeps its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+__all__ = ["Eagle3", "build_module"]
 
 
 class Norm(nn.Module):
@@ -70,47 +64,16 @@ class Attention(nn.Module):
         self.k_proj = Linear(2 * width, kv, bias=bias)
         self.v_proj = Linear(2 * width, kv, bias=bias)
         self.o_proj = Linear(inner, width, bias=bias)
-        rope = config_number(config, "rope_parameters")
-        kind = rope.get("rope_type", "default")
-        if kind != "default":
-            raise DraftError(
-                f"rope type '{kind}' cannot be trained", where="config.json", expected="default"
-            )
-        self.rope_theta = float(rope["rope_theta"])
-        self.rotary_dim = int(self.head_dim * float(rope.get("partial_rotary_factor", 1.0)))
-
-    def rotate(self, x_BNHE: Tensor, positions_BN: Tensor) -> Tensor:
-        """Neox-style rope over the first rotary_dim dimensions; angles in float32 or wider."""
-        half = self.rotary_dim // 2
-        wide = torch.promote_types(x_BNHE.dtype, torch.float32)
-        steps = torch.arange(half, device=x_BNHE.device, dtype=torch.float64)
-        frequency = self.rope_theta ** (-2.0 * steps / self.rotary_dim)
-        angle = (positions_BN[..., None].double() * frequency)[:, :, None, :]
-        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        first = x_BNHE[..., :half].to(wide)
-        second = x_BNHE[..., half : 2 * half].to(wide)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return torch.cat((turned.to(x_BNHE.dtype), x_BNHE[..., 2 * half :]), dim=-1)
+        self.rope = read_rope(config, self.head_dim)
 
     def queries(self, x_BND: Tensor, positions_BN: Tensor) -> Tensor:
         q = self.q_proj(x_BND).unflatten(-1, (self.num_heads, self.head_dim))
-        return self.rotate(q, positions_BN)
+        return rotate(q, positions_BN, self.rope)
 
     def keys_values(self, x_BND: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         k = self.k_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        return self.rotate(k, positions_BN), v
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, inner: int, bias: bool) -> None:
-        super().__init__()
-        self.gate_proj = Linear(width, inner, bias=bias)
-        self.up_proj = Linear(width, inner, bias=bias)
-        self.down_proj = Linear(inner, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return rotate(k, positions_BN, self.rope), v
 
 
 class MidLayer(nn.Module):
@@ -201,7 +164,7 @@ class Eagle3(nn.Module):
         keys_BTGE, values_BTGE = attention.keys_values(joined_BTD, places_BT)
         unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
         # step 0: queries only at the bases
-        joined, residual = _take(joined_BTD, bases_BN), _take(residual_BTD, bases_BN)
+        joined, residual = take(joined_BTD, bases_BN), take(residual_BTD, bases_BN)
         own: list[tuple[Tensor, Tensor]] = []
         outputs, proposed = [], []
         for step in range(num_steps):
@@ -209,7 +172,7 @@ class Eagle3(nn.Module):
             queries = attention.queries(joined, places_BN)
             if step:
                 own.append(attention.keys_values(joined, places_BN))
-            attended = _attend(queries, keys_BTGE, values_BTGE, unseen_BNT, own)
+            attended = attend(queries, keys_BTGE, values_BTGE, unseen_BNT, own)
             prenorm = layer.leave(attended, residual)
             normed = self.norm(prenorm)
             outputs.append(normed)
@@ -217,44 +180,10 @@ class Eagle3(nn.Module):
                 logits = F.linear(normed, head_VD.to(dtype))
                 proposed.append(self.to_target_ids(logits.argmax(dim=-1)))
             if step + 1 < num_steps:
-                ids = proposed[-1] if proposed else _following(tokens_BT, places_BN + 2)
+                ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
                 embeds = F.embedding(ids, embedding_VD).to(dtype)
                 joined, residual = layer.enter(embeds, prenorm)
         return outputs, proposed
-
-
-def _take(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
-    return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[-1]))
-
-
-def _following(tokens_BT: Tensor, index_BN: Tensor) -> Tensor:
-    inside = index_BN < tokens_BT.shape[1]
-    return torch.where(inside, tokens_BT.gather(1, index_BN.where(inside, 0)), 0)
-
-
-def _attend(
-    queries_BNHE: Tensor,
-    keys_BTGE: Tensor,
-    values_BTGE: Tensor,
-    unseen_BNT: Tensor,
-    own: list[tuple[Tensor, Tensor]],
-) -> Tensor:
-    """One softmax over the step-0 keys at positions <= t and the base's own later keys."""
-    num_groups, width = keys_BTGE.shape[2:]
-    wide = torch.promote_types(queries_BNHE.dtype, torch.float32)
-    queries = queries_BNHE.reshape(*queries_BNHE.shape[:2], num_groups, -1, width)  # B N G R E
-    scale = 1.0 / math.sqrt(width)
-    past = torch.einsum("bngre,btge->bgrnt", queries, keys_BTGE).to(wide) * scale
-    scores = [past.masked_fill(unseen_BNT[:, None, None], -math.inf)]
-    for keys, _ in own:
-        diagonal = torch.einsum("bngre,bnge->bgrn", queries, keys).to(wide) * scale
-        scores.append(diagonal[..., None])
-    shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(queries_BNHE.dtype)
-    length = keys_BTGE.shape[1]
-    mixed = torch.einsum("bgrnt,btge->bngre", shares[..., :length], values_BTGE)
-    for number, (_, values) in enumerate(own):
-        mixed = mixed + torch.einsum("bgrn,bnge->bngre", shares[..., length + number], values)
-    return mixed.flatten(2)
 
 
 def build_module(config: Mapping[str, Any]) -> Eagle3:

@@ -23,13 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.errors import DraftError
-from paceline.train.families.eagle3 import (
+from paceline.train.families.layers import (
     Linear,
     Mlp,
-    _attend,
-    _following,
-    _take,
+    attend,
     config_number,
+    following,
+    read_rope,
+    rotate,
+    take,
 )
 
 __all__ = ["Mtp", "build_module"]
@@ -66,39 +68,18 @@ class GatedAttention(nn.Module):
         self.o_proj = Linear(inner, width, bias=bias)
         self.q_norm = CentredNorm(self.head_dim, eps)
         self.k_norm = CentredNorm(self.head_dim, eps)
-        rope = config_number(config, "rope_parameters")
-        if rope.get("rope_type", "default") != "default":
-            raise DraftError(
-                f"rope type '{rope['rope_type']}' cannot be trained",
-                where="config.json",
-                expected="default",
-            )
-        self.rope_theta = float(rope["rope_theta"])
-        share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        self.rotary_dim = int(self.head_dim * float(share))
-
-    def rotate(self, x_BNHE: Tensor, places_BN: Tensor) -> Tensor:
-        """Neox-style rope over the first rotary_dim dimensions; angles in float64."""
-        half = self.rotary_dim // 2
-        wide = torch.promote_types(x_BNHE.dtype, torch.float32)
-        steps = torch.arange(half, device=x_BNHE.device, dtype=torch.float64)
-        frequency = self.rope_theta ** (-2.0 * steps / self.rotary_dim)
-        angle = (places_BN[..., None].double() * frequency)[:, :, None, :]
-        cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        first, second = x_BNHE[..., :half].to(wide), x_BNHE[..., half : 2 * half].to(wide)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return torch.cat((turned.to(x_BNHE.dtype), x_BNHE[..., 2 * half :]), dim=-1)
+        self.rope = read_rope(config, self.head_dim)
 
     def queries(self, x_BND: Tensor, places_BN: Tensor) -> tuple[Tensor, Tensor]:
         """(queries [B,N,H,E], gates [B,N,H*E])."""
         both = self.q_proj(x_BND).unflatten(-1, (self.num_heads, 2 * self.head_dim))
         q, gate = both.chunk(2, dim=-1)
-        return self.rotate(self.q_norm(q), places_BN), gate.flatten(2)
+        return rotate(self.q_norm(q), places_BN, self.rope), gate.flatten(2)
 
     def keys_values(self, x_BND: Tensor, places_BN: Tensor) -> tuple[Tensor, Tensor]:
         k = self.k_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(x_BND).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        return self.rotate(self.k_norm(k), places_BN), v
+        return rotate(self.k_norm(k), places_BN, self.rope), v
 
     def leave(self, mixed: Tensor, gate: Tensor) -> Tensor:
         return self.o_proj(mixed * torch.sigmoid(gate))  # type: ignore[no-any-return]
@@ -183,7 +164,7 @@ class Mtp(nn.Module):
         stream_BTD = head.enter(embeds_BTD, features_BTF)
         keys, values = attention.keys_values(layer.input_layernorm(stream_BTD), places_BT)
         unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
-        stream = _take(stream_BTD, bases_BN)
+        stream = take(stream_BTD, bases_BN)
         own: list[tuple[Tensor, Tensor]] = []
         outputs, proposed = [], []
         for step in range(num_steps):
@@ -192,14 +173,14 @@ class Mtp(nn.Module):
             queries, gate = attention.queries(normed, places_BN)
             if step:
                 own.append(attention.keys_values(normed, places_BN))
-            mixed = _attend(queries, keys, values, unseen_BNT, own)
+            mixed = attend(queries, keys, values, unseen_BNT, own)
             stream = stream + attention.leave(mixed, gate)
             stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
             outputs.append(head.norm(stream))
             if head_VD is not None:
                 proposed.append(F.linear(outputs[-1], head_VD.to(dtype)).argmax(dim=-1))
             if step + 1 < num_steps:
-                ids = proposed[-1] if proposed else _following(tokens_BT, places_BN + 2)
+                ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
                 stream = head.enter(F.embedding(ids, embedding_VD).to(dtype), outputs[-1])
         return outputs, proposed
 

@@ -1,0 +1,125 @@
+"""What the families' one-layer drafts share: projections, rope, and the attention of the unroll.
+
+Shapes: B rows, T tokens, N bases a row, D hidden, H heads, G KV heads, E head width. Numbers:
+weights are float32 masters cast to the input's dtype where they are used; softmax runs in float32
+or wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import DraftError
+
+__all__ = [
+    "Linear",
+    "Mlp",
+    "Rope",
+    "attend",
+    "config_number",
+    "following",
+    "read_rope",
+    "rotate",
+    "take",
+]
+
+
+def config_number(config: Mapping[str, Any], key: str) -> Any:
+    """A key the forward needs; never a default for a missing fact. Raises DraftError."""
+    if config.get(key) is None:
+        raise DraftError(f"key '{key}' is missing", where="config.json", expected="a value")
+    return config[key]
+
+
+class Linear(nn.Linear):
+    """y = x W^T (+ b) in x's dtype; the stored weight keeps its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, inner, bias=bias)
+        self.up_proj = Linear(width, inner, bias=bias)
+        self.down_proj = Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Neox-style rope over the first rotary_dim dimensions of a head."""
+
+    theta: float
+    rotary_dim: int
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int) -> Rope:
+    """Rope of a draft's config.json. Raises DraftError for a type that cannot be trained."""
+    rope = config_number(config, "rope_parameters")
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        raise DraftError(
+            f"rope type '{kind}' cannot be trained", where="config.json", expected="default"
+        )
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return Rope(theta=float(rope["rope_theta"]), rotary_dim=int(head_dim * float(share)))
+
+
+def rotate(x_BNHE: Tensor, positions_BN: Tensor, rope: Rope) -> Tensor:
+    """Angles in float64, products in float32 or wider, rounded once."""
+    half = rope.rotary_dim // 2
+    wide = torch.promote_types(x_BNHE.dtype, torch.float32)
+    steps = torch.arange(half, device=x_BNHE.device, dtype=torch.float64)
+    frequency = rope.theta ** (-2.0 * steps / rope.rotary_dim)
+    angle = (positions_BN[..., None].double() * frequency)[:, :, None, :]
+    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+    first = x_BNHE[..., :half].to(wide)
+    second = x_BNHE[..., half : 2 * half].to(wide)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((turned.to(x_BNHE.dtype), x_BNHE[..., 2 * half :]), dim=-1)
+
+
+def take(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
+    return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[-1]))
+
+
+def following(tokens_BT: Tensor, index_BN: Tensor) -> Tensor:
+    inside = index_BN < tokens_BT.shape[1]
+    return torch.where(inside, tokens_BT.gather(1, index_BN.where(inside, 0)), 0)
+
+
+def attend(
+    queries_BNHE: Tensor,
+    keys_BTGE: Tensor,
+    values_BTGE: Tensor,
+    unseen_BNT: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+) -> Tensor:
+    """One softmax over the step-0 keys at positions <= t and the base's own later keys."""
+    num_groups, width = keys_BTGE.shape[2:]
+    wide = torch.promote_types(queries_BNHE.dtype, torch.float32)
+    queries = queries_BNHE.reshape(*queries_BNHE.shape[:2], num_groups, -1, width)  # B N G R E
+    scale = 1.0 / math.sqrt(width)
+    past = torch.einsum("bngre,btge->bgrnt", queries, keys_BTGE).to(wide) * scale
+    scores = [past.masked_fill(unseen_BNT[:, None, None], -math.inf)]
+    for keys, _ in own:
+        diagonal = torch.einsum("bngre,bnge->bgrn", queries, keys).to(wide) * scale
+        scores.append(diagonal[..., None])
+    shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(queries_BNHE.dtype)
+    length = keys_BTGE.shape[1]
+    mixed = torch.einsum("bgrnt,btge->bngre", shares[..., :length], values_BTGE)
+    for number, (_, values) in enumerate(own):
+        mixed = mixed + torch.einsum("bgrn,bnge->bngre", shares[..., length + number], values)
+    return mixed.flatten(2)
