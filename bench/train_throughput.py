@@ -35,6 +35,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.records import sha256_file
 from paceline.target import TargetFacts, read_target
 from paceline.train import build_recipe, train_draft
 from paceline.train.loop import Progress
@@ -52,9 +53,17 @@ def write_rows(folder: Path, target: TargetFacts, *, num_rows: int, length: int)
             row |= {"loss_spans": [[size // 5, size]], "finish_reason": "stop"}
             file.write(json.dumps(row) + "\n")
     facts = ("tokenizer_sha256", "chat_template_sha256", "weights_fingerprint")
-    record: dict[str, object] = {"format": "paceline-data/1", "complete": True}
-    record["sampling"] = {"temperature": 0.0}
-    record["target"] = {name: getattr(target, name) for name in facts}
+    record = {
+        "format": "paceline-data/1",
+        "complete": True,
+        "target": {name: getattr(target, name) for name in facts},
+        "sampling": {"temperature": 0.0},
+        "thinking": "none",
+        "prompts": {"name": "random words", "sha256": "", "num_prompts": num_rows},
+        "counts": {"rows": num_rows},
+        "rejected": [],
+        "rows_sha256": sha256_file(folder / "rows.jsonl"),
+    }
     (folder / "data.json").write_text(json.dumps(record))
 
 
