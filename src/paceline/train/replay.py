@@ -105,10 +105,11 @@ def load_draft_module(draft: Draft) -> Eagle3 | Mtp:
 
 
 def _tapped_layers(draft: Draft) -> tuple[int, ...]:
-    """None for an MTP head, which reads the target's final state."""
+    """Empty for an MTP head, which reads the target's final state."""
     return tuple(draft.config.get("eagle_aux_hidden_state_layer_ids") or ())
 
 
+@torch.no_grad()
 def propose(
     module: Eagle3 | Mtp,
     frozen: FrozenTarget,
@@ -117,30 +118,11 @@ def propose(
     bases: Sequence[int],
     aux_layer_ids: Sequence[int],
     num_speculative_tokens: int,
-) -> list[tuple[int, ...]]:
-    """K greedy draft tokens from each base of one text, each base on its own proposals."""
-    rows, _ = _propose(
-        module,
-        frozen,
-        ids=ids,
-        bases=bases,
-        aux_layer_ids=aux_layer_ids,
-        num_speculative_tokens=num_speculative_tokens,
-    )
-    return rows
-
-
-@torch.no_grad()
-def _propose(
-    module: Eagle3 | Mtp,
-    frozen: FrozenTarget,
-    *,
-    ids: Sequence[int],
-    bases: Sequence[int],
-    aux_layer_ids: Sequence[int],
-    num_speculative_tokens: int,
 ) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The proposals, and the states [N, K, D] that the head read them from."""
+    """K greedy draft tokens from each base of one text, each base on its own proposals.
+
+    With them the states [N, K, D] that the head read them from.
+    """
     device = frozen.embedding_VD.device
     tokens_BT = torch.tensor([list(ids)], device=device)
     taps_BTF = frozen.features(tokens_BT, aux_layer_ids).taps_BTF
@@ -203,7 +185,7 @@ def replay_draft(
         if not bases:
             proposed.append(())
             continue
-        rows, states_NKD = _propose(
+        rows, states_NKD = propose(
             module,
             frozen,
             ids=ids,
@@ -264,7 +246,7 @@ def simulate_draft(
         if not bases:
             result.append(())
             continue
-        rows = propose(
+        rows, _ = propose(
             module,
             frozen,
             ids=ids,

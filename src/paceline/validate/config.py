@@ -10,7 +10,7 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_config", "find_code_keys"]
+__all__ = ["check_code_keys", "check_config", "check_types"]
 
 _FILE = "config.json"
 _CODE_KEYS = {
@@ -47,17 +47,17 @@ _NEVER_NULL = (
 )
 
 
-def find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(JSON path, key) of every key that can load code, at any depth."""
     if isinstance(value, dict):
         for key, inner in value.items():
             here = f"{path}.{key}" if path else key
             if key in _CODE_KEYS:
                 yield here, key
-            yield from find_code_keys(inner, here)
+            yield from _find_code_keys(inner, here)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from find_code_keys(inner, f"{path}[{index}]")
+            yield from _find_code_keys(inner, f"{path}[{index}]")
 
 
 def _is_int(value: Any) -> bool:
@@ -84,11 +84,10 @@ def _has_type(value: Any, kind: str) -> bool:
     return _is_int(value) or _has_type(value, "int list")
 
 
-def check_config(case: Case) -> Iterator[Finding]:
-    """Rules that need config.json alone."""
-    config = case.config
-    for document, content in ((_FILE, config), ("spec.json", case.scan.spec or {})):
-        for path, key in find_code_keys(content):
+def check_code_keys(case: Case) -> Iterator[Finding]:
+    """Keys of config.json and spec.json, at any depth, by which a loader can run code."""
+    for document, content in ((_FILE, case.config), ("spec.json", case.scan.spec or {})):
+        for path, key in _find_code_keys(content):
             yield finding(
                 "cfg.auto_map",
                 document,
@@ -98,12 +97,18 @@ def check_config(case: Case) -> Iterator[Finding]:
                 expected="no such key",
                 fix=f"Remove '{key}'.",
             )
+
+
+def check_config(case: Case) -> Iterator[Finding]:
+    """Rules that need config.json alone."""
+    config = case.config
+    yield from check_code_keys(case)
     yield from _check_keys(config)
-    yield from _check_types(config, EAGLE3_CONFIG_KEYS, "")
+    yield from check_types(config, EAGLE3_CONFIG_KEYS, "")
     yield from _check_nulls(config)
     eagle_config = config.get("eagle_config")
     if isinstance(eagle_config, dict):
-        yield from _check_types(eagle_config, _EAGLE_CONFIG_KEYS, "eagle_config.")
+        yield from check_types(eagle_config, _EAGLE_CONFIG_KEYS, "eagle_config.")
     yield from _check_architecture(config)
     yield from _check_norms(config)
 
@@ -151,7 +156,7 @@ def _unknown(key: str) -> Finding:
     )
 
 
-def _check_types(
+def check_types(
     config: Mapping[str, Any], kinds: Mapping[str, str], prefix: str
 ) -> Iterator[Finding]:
     for key, kind in kinds.items():

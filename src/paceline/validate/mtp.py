@@ -10,7 +10,7 @@ from paceline.draft.mtp import MTP_ARCHITECTURES, MTP_CONFIG_KEYS, MTP_MODEL_TYP
 from paceline.errors import DraftError
 from paceline.problems import show_value
 from paceline.validate.case import Case
-from paceline.validate.config import _check_types, find_code_keys
+from paceline.validate.config import check_code_keys, check_types
 from paceline.validate.content import check_parameters
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -41,19 +41,9 @@ _INEXPRESSIBLE = {
 def check_mtp(case: Case) -> Iterator[Finding]:
     """Config, tensors, and the fit to the target."""
     config = case.config
-    for document, content in ((_FILE, config), ("spec.json", case.scan.spec or {})):
-        for path, key in find_code_keys(content):
-            yield finding(
-                "cfg.auto_map",
-                document,
-                f"key '{key}' can load code",
-                where=path,
-                found=key,
-                expected="no such key",
-                fix=f"Remove '{key}'.",
-            )
+    yield from check_code_keys(case)
     yield from _check_keys(config)
-    yield from _check_types(config, MTP_CONFIG_KEYS, "")
+    yield from check_types(config, MTP_CONFIG_KEYS, "")
     for key, allowed, rule in (
         ("architectures", [*MTP_ARCHITECTURES], "cfg.arch"),
         ("model_type", MTP_MODEL_TYPES[0], "cfg.model_type"),

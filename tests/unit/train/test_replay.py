@@ -45,16 +45,16 @@ def serve(
 
     ids, accepted = [*prompt, greedy(prompt)], []
     while len(ids) - len(prompt) < num_output:
-        guessed = propose(
+        rows, _ = propose(
             module,
             frozen,
             ids=ids,
             bases=[len(ids) - 2],
             aux_layer_ids=[1, 2, 3],
             num_speculative_tokens=K,
-        )[0]
+        )
         took = 0
-        for token in guessed:
+        for token in rows[0]:
             right = greedy(ids)
             ids.append(right)
             if token != right:
