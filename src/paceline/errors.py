@@ -9,6 +9,7 @@
     ├── ResultError      a run folder or result file is wrong
     ├── PlanError        the serving plan cannot work (found before anything starts)
     ├── EngineError      the engine died, hung, or is not what was planned
+    ├── HubError         the Hugging Face Hub refused, is out of reach, or sent something else
     ├── StorageError     the disk is full or a file cannot be written
     └── MissingExtraError  an optional part of the install is needed
 
@@ -26,6 +27,7 @@ __all__ = [
     "DataError",
     "DraftError",
     "EngineError",
+    "HubError",
     "MissingExtraError",
     "PacelineError",
     "PlanError",
@@ -106,6 +108,13 @@ class EngineError(PacelineError, RuntimeError):
     """The engine died, hung, or is not what was planned."""
 
     exit_code = 4
+
+
+class HubError(PacelineError, RuntimeError):
+    """The Hugging Face Hub refused, is out of reach, or holds something else than was named.
+
+    exit_code 2 where the user can change it, 6 where the network or the Hub has to recover.
+    """
 
 
 class StorageError(PacelineError, OSError):

@@ -39,6 +39,7 @@ OPTIONS: dict[str, list[str]] = {
         "--thinking",
         "draft",
     ],
+    "fetch": ["--as", "--max-bytes", "--out", "--verify", "ref"],
     "forecast": [
         "--bandwidth",
         "--baseline",
@@ -60,6 +61,7 @@ OPTIONS: dict[str, list[str]] = {
         "--port",
         "target",
     ],
+    "submit": ["--deep", "--listed", "--rules", "--target", "draft", "repo"],
     "target show": ["--json", "target"],
     "train": ["--data", "--device", "--out", "--resume", "--target", "recipe"],
     "validate": ["--deep", "--json", "--rules", "--strict", "--target", "draft"],

@@ -17,7 +17,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import paceline.cli.app
 import paceline.rules, paceline.validate, paceline.report, paceline.eval, paceline.draft
-import paceline.target, paceline.data, paceline.serve, paceline.forecast
+import paceline.target, paceline.data, paceline.serve, paceline.forecast, paceline.hub
 """
 
 

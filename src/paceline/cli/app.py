@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, demo, evaluate, forecast, serve, target, train, validate
+from paceline.cli import (
+    data,
+    demo,
+    evaluate,
+    fetch,
+    forecast,
+    serve,
+    submit,
+    target,
+    train,
+    validate,
+)
 
 __all__ = ["app"]
 
@@ -46,3 +57,5 @@ app.command("score")(evaluate.score)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
 app.command("forecast")(forecast.forecast)
+app.command("submit")(submit.submit)
+app.command("fetch")(fetch.fetch)
