@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["MAX_NUM_SPECULATIVE_TOKENS", "METHODS", "Method"]
+
+# The largest K that is checked, planned and served. vLLM 0.31.0's own sampler ends at 128.
+MAX_NUM_SPECULATIVE_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,46 @@ METHODS: dict[str, Method] = {
             trains=True,
             safe_on_hybrid=True,
             summary="one layer on three tapped target layers, run K times",
+        ),
+        Method(
+            name="medusa",
+            vllm_method="medusa",
+            has_weights=True,
+            contest=True,
+            serves=False,
+            trains=False,
+            safe_on_hybrid=True,
+            summary="K heads on the target's last hidden state, all in one pass",
+        ),
+        Method(
+            name="draft_model",
+            vllm_method="draft_model",
+            has_weights=True,
+            contest=True,
+            serves=False,
+            trains=False,
+            safe_on_hybrid=True,
+            summary="a whole small model of the same vocabulary, run K times",
+        ),
+        Method(
+            name="dflash",
+            vllm_method="dflash",
+            has_weights=True,
+            contest=False,
+            serves=False,
+            trains=False,
+            safe_on_hybrid=True,
+            summary="layers on tapped target layers that fill K masked slots in one pass",
+        ),
+        Method(
+            name="suffix",
+            vllm_method="suffix",
+            has_weights=False,
+            contest=False,
+            serves=False,
+            trains=False,
+            safe_on_hybrid=False,
+            summary="copies what followed the same suffix in this and earlier answers",
         ),
     )
 }

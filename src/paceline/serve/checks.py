@@ -8,13 +8,12 @@ from typing import Any
 
 from paceline.draft import SPEC_KEYS, Draft, default_aux_layer_ids, read_aux_layer_ids
 from paceline.errors import PlanError
-from paceline.methods import METHODS
+from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS, METHODS
 from paceline.serve.install import require_vllm
 from paceline.serve.plan import Plan, kv_bytes_per_token
 
-__all__ = ["MAX_K", "check_plan"]
+__all__ = ["check_plan"]
 
-MAX_K = 16
 _DTYPES = ("bfloat16", "float16", "float32")
 _KV_BLOCK_TOKENS = 128
 _MAX_NUM_SEQS = 4096  # every buffer of the engine grows with it
@@ -69,11 +68,11 @@ def _check_k(plan: Plan, notes: list[str]) -> None:
     k = plan.num_speculative_tokens
     if plan.method == "none":
         return
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_K:
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_NUM_SPECULATIVE_TOKENS:
         raise PlanError(
             f"K = {k} drafted tokens a step is out of range",
             where="num_speculative_tokens",
-            expected=f"1 to {MAX_K}",
+            expected=f"1 to {MAX_NUM_SPECULATIVE_TOKENS}",
             fix="Leave K out to take the draft's own value.",
         )
     stated = plan.draft.num_speculative_tokens if plan.draft is not None else None

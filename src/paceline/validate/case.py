@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.draft import Contract, Eagle3Sizes, FolderScan
-from paceline.rules import Limits
+from paceline.rules import Limits, Rules
 from paceline.target import TargetFacts
 
 __all__ = ["Case"]
@@ -18,6 +18,7 @@ class Case:
 
     sizes, contract: None when the config states too little to know them.
     limits: of the contest named by the user, or of emc2-2027; is_contest tells which.
+    rules: the whole contest, where the user named one.
     """
 
     scan: FolderScan
@@ -28,6 +29,7 @@ class Case:
     target: TargetFacts | None
     limits: Limits
     is_contest: bool
+    rules: Rules | None = None
 
     @property
     def num_speculative_tokens(self) -> int | None:
@@ -35,3 +37,8 @@ class Case:
         value = (self.scan.spec or {}).get("num_speculative_tokens")
         is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
         return value if is_count else None
+
+    @property
+    def baseline_family(self) -> str | None:
+        """The family that scores 100 in the contest, where the user named one."""
+        return self.rules.speculation.baseline_family if self.rules is not None else None

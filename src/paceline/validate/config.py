@@ -27,6 +27,8 @@ _CODE_KEYS = {
     "custom_objects": "names classes to import",
     "_name_or_path": "can point a loader at another place",
 }
+# Read by validate.quantization.
+_OF_OTHERS = ("quantization_config", "compression_config")
 _EAGLE_CONFIG_KEYS = {
     "eagle_aux_hidden_state_layer_ids": "int list",
     "use_aux_hidden_state": "bool",
@@ -115,16 +117,6 @@ def check_config(case: Case) -> Iterator[Finding]:
 
 def _check_keys(config: Mapping[str, Any]) -> Iterator[Finding]:
     special = {
-        "quantization_config": (
-            "q.method",
-            "quantized drafts are not accepted yet",
-            "Ship bfloat16 weights.",
-        ),
-        "compression_config": (
-            "q.method",
-            "quantized drafts are not accepted yet",
-            "Ship bfloat16 weights.",
-        ),
         "speculators_config": (
             "cfg.spec",
             "the speculators format fixes method and target by itself",
@@ -137,7 +129,7 @@ def _check_keys(config: Mapping[str, Any]) -> Iterator[Finding]:
         if key in special:
             rule, message, fix = special[key]
             yield finding(rule, _FILE, message, where=key, found=key, expected="no key", fix=fix)
-        elif key not in EAGLE3_CONFIG_KEYS and key not in _CODE_KEYS:
+        elif key not in EAGLE3_CONFIG_KEYS and key not in (*_CODE_KEYS, *_OF_OTHERS):
             yield _unknown(key)
     for key in inner:
         if key not in _EAGLE_CONFIG_KEYS and key not in _CODE_KEYS:

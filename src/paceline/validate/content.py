@@ -6,11 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.draft import canonical_name, check_tensors
+from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
-__all__ = ["check_content", "check_metadata", "check_parameters", "check_spec_fit"]
+__all__ = [
+    "check_content",
+    "check_metadata",
+    "check_parameters",
+    "check_rules_target",
+    "check_spec_fit",
+]
 
 _TEXT_KEYS = ("name", "team", "description", "license")
 _OBJECT_KEYS = ("trained", "served")
@@ -20,37 +27,52 @@ _FINGERPRINTS = {
     "weights_fingerprint": "weights",
 }
 _THINKING = ("none", "on", "off")
-# No contest has published a largest K. Past the first, extra tokens cost time and rarely hold;
-# the second is no draft at all.
+# No contest has published a largest K. Past this, extra tokens cost time and rarely hold.
 _UNUSUAL_K = 16
-_MAX_K = 64
 
 
 def check_spec_fit(case: Case) -> Iterator[Finding]:
-    """K and family against the contest."""
+    """K against what is sensible and what can be served."""
     k = case.num_speculative_tokens
     if k is not None and k > _UNUSUAL_K:
         yield finding(
             "k.range",
             "spec.json",
             f"K = {k} drafted tokens a step is "
-            + ("too large" if k > _MAX_K else "unusually large; late tokens rarely hold"),
+            + (
+                "too large"
+                if k > MAX_NUM_SPECULATIVE_TOKENS
+                else "unusually large; late tokens rarely hold"
+            ),
             where="num_speculative_tokens",
             found=k,
             expected=f"1 to {_UNUSUAL_K}",
             fix="Most drafts are fastest between 2 and 7.",
-            severity="error" if k > _MAX_K else "warning",
+            severity="error" if k > MAX_NUM_SPECULATIVE_TOKENS else "warning",
         )
-    if case.is_contest and case.family and case.family not in case.limits.families:
+
+
+def check_rules_target(case: Case) -> Iterator[Finding]:
+    """`rules.target`: a note when the contest is about another model than --target."""
+    if case.rules is None or case.target is None:
+        return
+    wanted, given = case.rules.target.name, case.target.name
+    if not _is_same_model(wanted, given):
         yield finding(
-            "cfg.family",
-            "spec.json",
-            f"family {case.family} is not allowed by these rules",
-            where="family",
-            found=case.family,
-            expected=", ".join(case.limits.families),
-            fix="Submit a draft of an allowed family.",
+            "rules.target",
+            "",
+            f"rules {case.rules.name} are for target {wanted}; --target is '{show_value(given)}'",
+            where="--target",
+            found=given,
+            expected=wanted,
+            fix="Give --target the contest's model for the verdict that counts.",
         )
+
+
+def _is_same_model(wanted: str, given: str) -> bool:
+    """The last part of a name or folder, whatever its case, owner or commit."""
+    bare = given.rstrip("/").split("/")[-1].split("@")[0]
+    return bare.lower() == wanted.split("/")[-1].lower()
 
 
 def check_metadata(case: Case) -> Iterator[Finding]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.draft import INDEX_NAME
 from paceline.problems import show_value
+from paceline.validate.magic import check_magic
 from paceline.validate.report import Finding, finding
 
 __all__ = ["MAX_FILES", "check_files", "folder_bytes"]
@@ -36,21 +38,6 @@ _TOKENIZER = re.compile(
     re.I,
 )
 _QUANT = re.compile(r"(quantize_config|hf_quant_config|quant_config)\.json$", re.I)
-_MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"PK\x03\x04", "a zip archive (a torch pickle, wheel or npz)"),
-    (b"PK\x05\x06", "an empty zip archive"),
-    (b"\x80\x02", "a Python pickle"),
-    (b"\x80\x03", "a Python pickle"),
-    (b"\x80\x04", "a Python pickle"),
-    (b"\x80\x05", "a Python pickle"),
-    (b"GGUF", "a GGUF model"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"\x7fELF", "an ELF program"),
-    (b"MZ", "a Windows program"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"\x93NUMPY", "a NumPy file"),
-    (b"#!", "a script"),
-)
 
 
 def _list(folder: Path) -> list[os.DirEntry[str]]:
@@ -76,15 +63,7 @@ def folder_bytes(folder: Path) -> int:
 def check_files(folder: Path, *, has_weights: bool) -> Iterator[Finding]:
     """All `fs.*` rules that need names, kinds and first bytes only."""
     entries = _list(folder)
-    if len(entries) > MAX_FILES:
-        yield finding(
-            "fs.count",
-            "",
-            "the folder holds too many files",
-            found=f"more than {_MAX_LISTED}" if len(entries) > _MAX_LISTED else len(entries),
-            expected=f"at most {MAX_FILES}",
-            fix="Merge the shards.",
-        )
+    yield from _check_count(len(entries))
     yield from _check_collisions([entry.name for entry in entries])
     for entry in entries:
         try:
@@ -103,15 +82,30 @@ def check_files(folder: Path, *, has_weights: bool) -> Iterator[Finding]:
             yield from _check_content(Path(entry.path), status.st_size)
 
 
+def _check_count(number: int) -> Iterator[Finding]:
+    if number > MAX_FILES:
+        yield finding(
+            "fs.count",
+            "",
+            "the folder holds too many files",
+            found=f"more than {_MAX_LISTED}" if number > _MAX_LISTED else number,
+            expected=f"at most {MAX_FILES}",
+            fix="Merge the shards.",
+        )
+
+
 def _check_collisions(names: list[str]) -> Iterator[Finding]:
+    """Names that are one name on a disk without case, or one that composes accents."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.casefold(), name)
+        other = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
+            same = unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
             yield finding(
                 "fs.flat",
                 name,
-                f"differs from '{show_value(other)}' only in upper and lower case",
+                f"differs from '{show_value(other)}' only in "
+                + ("the Unicode form of its letters" if same else "upper and lower case"),
                 found=name,
                 expected="names that stay distinct on every file system",
                 fix="Remove one of the two.",
@@ -170,11 +164,10 @@ def _check_name(name: str, has_weights: bool) -> Iterator[Finding]:
             yield finding(rule, name, message, found=name, expected="model files only", fix=remove)
             return
     if not _PLAIN_NAME.fullmatch(name) or (name.startswith(".") and name != ".gitattributes"):
-        hidden = name.startswith(".")
         yield finding(
             "fs.flat",
             name,
-            "is a hidden file" if hidden else "has a file name that is not allowed",
+            _explain_name(name),
             found=name,
             expected="letters, digits, '.', '_' and '-', at most 128, no leading dot",
             fix=remove,
@@ -200,6 +193,16 @@ def _check_name(name: str, has_weights: bool) -> Iterator[Finding]:
         )
 
 
+def _explain_name(name: str) -> str:
+    if name.startswith("."):
+        return "is a hidden file"
+    if len(name) > 128:
+        return f"has a name of {len(name)} characters"
+    if not unicodedata.is_normalized("NFC", name):
+        return "has a name that is not in the composed Unicode form (NFC)"
+    return "has a file name that is not allowed"
+
+
 def _check_content(path: Path, size: int) -> Iterator[Finding]:
     name = path.name
     if not name.endswith((".json", ".safetensors")) and size > _SMALL_BYTES:
@@ -223,25 +226,17 @@ def _check_content(path: Path, size: int) -> Iterator[Finding]:
         )
         return
     try:
-        start = os.pread(handle, 16, 0)
-        held = _held_bytes(handle, size)
+        yield from check_magic(name, handle, size)
+        yield from _check_sparse(name, handle, size)
     except OSError as problem:
         message = f"cannot be read: {problem.strerror}"
         yield finding("fs.read", name, message, expected="a readable file", fix="Replace it.")
-        return
     finally:
         os.close(handle)
-    for magic, kind in _MAGIC:
-        if start.startswith(magic) and not _is_header_length(name, start):
-            yield finding(
-                "fs.pickle",
-                name,
-                f"its content is {kind}",
-                found=kind,
-                expected="what its name says",
-                fix="Save the weights with safetensors; remove everything else.",
-            )
-            break
+
+
+def _check_sparse(name: str, handle: int, size: int) -> Iterator[Finding]:
+    held = _held_bytes(handle, size)
     if size > _SMALL_BYTES and held < size // 2:
         yield finding(
             "fs.sparse",
@@ -251,11 +246,6 @@ def _check_content(path: Path, size: int) -> Iterator[Finding]:
             expected=f"{size:,} bytes of data",
             fix="Write the weights out: `cp --sparse=never`.",
         )
-
-
-def _is_header_length(name: str, start: bytes) -> bool:
-    """A safetensors file may begin with any length; its ninth byte tells it from a pickle."""
-    return name.endswith(".safetensors") and start[8:9] == b"{" and start[4:8] == b"\0\0\0\0"
 
 
 def _held_bytes(handle: int, size: int) -> int:

@@ -8,24 +8,36 @@ from pathlib import Path
 from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
 from paceline.errors import DraftError
 from paceline.methods import METHODS
-from paceline.rules import Limits, read_rules
-from paceline.safetensors_header import TensorInfo
+from paceline.rules import Limits, Rules, read_rules
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.config import check_config
-from paceline.validate.content import check_content, check_metadata, check_spec_fit
+from paceline.validate.content import (
+    check_content,
+    check_metadata,
+    check_rules_target,
+    check_spec_fit,
+)
+from paceline.validate.family import (
+    check_experts,
+    check_family,
+    check_medusa_heads,
+    check_mtp_k,
+)
 from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
+from paceline.validate.memory import check_estimate, check_load
 from paceline.validate.mtp import check_mtp
+from paceline.validate.quantization import check_quantization
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
+from paceline.validate.rules import list_unchecked
 from paceline.validate.taps import check_taps
 from paceline.validate.values import check_values
-from paceline.validate.vocabulary import check_vocabulary
+from paceline.validate.vocabulary import check_token_map, check_vocabulary
 
 __all__ = ["validate_draft"]
 
 _DEFAULT_RULES = "emc2-2027"
-_KV_TOKENS = 16_384
 
 
 def validate_draft(
@@ -33,12 +45,14 @@ def validate_draft(
     *,
     target: TargetFacts | None = None,
     limits: Limits | None = None,
+    rules: Rules | None = None,
     deep: bool = False,
 ) -> Report:
     """Checks one draft folder and says everything that is wrong with it.
 
     target: without it, rules that compare the two are left out and named in a note.
-    limits: of a contest; without them sizes are compared to emc2-2027's and only warned about.
+    rules: of a contest; without them sizes are compared to emc2-2027's and only warned about.
+    limits: of a contest, where its other rules are not at hand.
     deep: reads all values too, and needs sound headers.
     Raises DraftError only when there is no folder; never on what the folder holds.
     """
@@ -46,13 +60,16 @@ def validate_draft(
     if not path.is_dir():
         raise DraftError("there is no such draft folder", where=str(path), expected="a folder")
     try:
-        case = _build_case(path, target, limits)
+        case = _build_case(path, target, limits, rules)
         return build_report(list(_run(case, deep)))
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
 
 
-def _build_case(path: Path, target: TargetFacts | None, limits: Limits | None) -> Case:
+def _build_case(
+    path: Path, target: TargetFacts | None, limits: Limits | None, rules: Rules | None
+) -> Case:
+    limits = limits if rules is None else rules.limits
     scan = scan_folder(path)
     family = scan.family
     config = scan.config or {}
@@ -72,6 +89,7 @@ def _build_case(path: Path, target: TargetFacts | None, limits: Limits | None) -
         target=target,
         limits=limits or read_rules(_DEFAULT_RULES).limits,
         is_contest=limits is not None,
+        rules=rules,
     )
 
 
@@ -95,6 +113,8 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
     yield from _check_present(case, has_weights)
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
+    yield from check_family(case)
+    yield from check_rules_target(case)
     yield from check_metadata(case)
     if case.scan.config is not None and case.family == "mtp":
         yield from check_mtp(case)
@@ -105,10 +125,17 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
         yield from check_taps(case)
         yield from check_content(case)
         yield from check_vocabulary(case)
-        yield from _estimate(case)
+    if case.scan.config is not None and has_weights:
+        yield from check_quantization(case)
+        yield from check_experts(case)
+        yield from check_mtp_k(case)
+        yield from check_medusa_heads(case)
+        yield from check_token_map(case)
+        yield from check_estimate(case)
+        yield from check_load(case)
     if deep and has_weights:
         yield from _check_deep(case)
-    yield from _tell_unchecked(case, has_weights)
+    yield from _tell_unchecked(case, has_weights, deep)
 
 
 def _check_present(case: Case, has_weights: bool) -> Iterator[Finding]:
@@ -163,37 +190,6 @@ def _check_sizes(case: Case) -> Iterator[Finding]:
         )
 
 
-def _estimate(case: Case) -> Iterator[Finding]:
-    """Bytes by shape: 16-bit weights kept after sharing, keys and values, rotary table."""
-    sizes = case.sizes
-    if sizes is None or not case.scan.headers:
-        return
-    weights = sum(
-        _padded_elements(name, tensor) * (8 if name == "d2t" else 2)
-        for tensors in case.scan.tensors_by_file.values()
-        for name, tensor in tensors.items()
-        if name != "t2d"
-    )
-    per_token = sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * 2 * 2
-    cache = per_token * _KV_TOKENS
-    yield finding(
-        "mem.est",
-        "",
-        f"by shape the draft holds {weights:,} bytes of weights and {cache:,} bytes of keys and"
-        f" values at {_KV_TOKENS:,} tokens",
-        found=f"{weights + cache:,} bytes",
-        fix="`paceline eval` measures it.",
-    )
-
-
-def _padded_elements(name: str, tensor: TensorInfo) -> int:
-    """vLLM rounds the rows of a head or an embedding up to a multiple of 64."""
-    if name not in {"lm_head.weight", "embed_tokens.weight"} or not tensor.shape:
-        return tensor.num_elements
-    rows = -(-tensor.shape[0] // 64) * 64
-    return tensor.num_elements // tensor.shape[0] * rows
-
-
 def _check_deep(case: Case) -> Iterator[Finding]:
     headers_unsound = any(
         problem.rule.startswith(("st.", "fs.", "lfs.")) for problem in case.scan.problems
@@ -211,14 +207,15 @@ def _check_deep(case: Case) -> Iterator[Finding]:
     yield from check_values(case)
 
 
-def _tell_unchecked(case: Case, has_weights: bool) -> Iterator[Finding]:
+def _tell_unchecked(case: Case, has_weights: bool, deep: bool) -> Iterator[Finding]:
+    """Names every rule that was not checked for want of an input, or not in full."""
     if case.target is None and has_weights:
         yield finding(
             "not.checked",
             "",
-            "no target was given, so the fit to one was not checked: hidden size, vocabulary,"
-            " number of tapped layers, rope_theta, dtype, training fingerprint (cfg.hidden,"
-            " cfg.vocab, cfg.aux, cfg.rope, cfg.dtype, meta.target)",
+            "no target was given, so the fit to one was not checked: " + _name_rules("target"),
+            where="--target",
+            expected="all rules",
             fix="Give --target.",
         )
     if not case.is_contest:
@@ -226,6 +223,23 @@ def _tell_unchecked(case: Case, has_weights: bool) -> Iterator[Finding]:
             "not.checked",
             "",
             f"no rules were given: sizes and context are compared to {_DEFAULT_RULES}, families"
-            " are not checked",
+            f" are not checked: {_name_rules('rules')}",
+            where="--rules",
+            expected="all rules",
             fix="Give --rules for a contest.",
         )
+    if not deep and has_weights:
+        yield finding(
+            "not.checked",
+            "",
+            f"weight values were not read: {_name_rules('deep')}",
+            where="--deep",
+            expected="all rules",
+            fix="Give --deep.",
+        )
+
+
+def _name_rules(missing: str) -> str:
+    """ "cfg.hidden, meta.target; in part cfg.aux, cfg.dtype"."""
+    whole, part = list_unchecked(missing)
+    return "; in part ".join(", ".join(ids) for ids in (whole, part) if ids)

@@ -14,7 +14,7 @@ from paceline.safetensors_header import TensorInfo
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_vocabulary"]
+__all__ = ["check_token_map", "check_vocabulary"]
 
 _MAX_ROWS = 2**22  # 32 MB of int64: above any vocabulary
 _HINT = " It looks like absolute ids: subtract the index, d2t[i] = id - i."
@@ -84,6 +84,50 @@ def check_vocabulary(case: Case) -> Iterator[Finding]:
         )
         return
     yield from _check_offsets(case, file, offsets, sizes.vocab_size, kept)
+
+
+def check_token_map(case: Case) -> Iterator[Finding]:
+    """`ten.token_map`: Medusa's rows of a cut vocabulary are the target ids themselves."""
+    vocab_size = case.config.get("vocab_size")
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool):
+        return
+    for file, tensors in case.scan.tensors_by_file.items():
+        tensor = tensors.get("token_map")
+        dtype = {"I64": "<i8", "I32": "<i4"}.get(tensor.dtype) if tensor else None
+        if tensor is None or dtype is None or tensor.num_elements > _MAX_ROWS:
+            continue
+        ids = _read(case.scan.path / file, tensor, dtype)
+        if ids is not None:
+            yield from _check_token_map(file, ids, vocab_size)
+
+
+def _check_token_map(file: str, ids: NDArray[Any], vocab_size: int) -> Iterator[Finding]:
+    fix = "Rebuild the map from a list of unique target ids."
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        first = int(outside[0])
+        yield finding(
+            "ten.token_map",
+            file,
+            f"token_map sends draft id {first} to target id {int(ids[first])}, but there are"
+            f" {vocab_size} tokens",
+            where=f"token_map[{first}]",
+            found=int(ids[first]),
+            expected=f"0 to {vocab_size - 1}",
+            fix=fix,
+        )
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) != len(ids):
+        twice = int(values[int(np.argmax(counts > 1))])
+        yield finding(
+            "ten.token_map",
+            file,
+            f"token_map holds target id {twice} more than once ({len(ids) - len(values)} repeats)",
+            where="token_map",
+            found=twice,
+            expected="every target id at most once",
+            fix=fix,
+        )
 
 
 def _check_mask(file: str, mask: NDArray[Any]) -> Iterator[Finding]:

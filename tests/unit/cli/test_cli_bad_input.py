@@ -77,7 +77,7 @@ def test_missing_things_are_named(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (("--k", "99"), "K = 99 drafted tokens a step is out of range; expected 1 to 16"),
+        (("--k", "99"), "K = 99 drafted tokens a step is out of range; expected 1 to 64"),
         (("--rules", "nope"), "nope: there are no such rules"),
         (("--prompts", "nope"), "nope: there is no such prompt file"),
         (("--thinking", "on"), "thinking on has no effect"),

@@ -24,7 +24,7 @@ def test_a_sound_plan_has_no_notes(make_target: Targets, make_draft: Drafts) -> 
     assert check_plan(build_plan(make_target(), device="cpu")) == []
 
 
-@pytest.mark.parametrize("k", [0, -1, 17, 500])
+@pytest.mark.parametrize("k", [0, -1, 65, 500])
 def test_k_out_of_range_is_refused(make_target: Targets, make_draft: Drafts, k: int) -> None:
     plan = build_plan(make_target(), make_draft(), num_speculative_tokens=k, device="cpu")
     with pytest.raises(PlanError, match=f"K = {k} drafted tokens a step is out of range"):

@@ -218,9 +218,73 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
         midlayer__mlp__gate_proj__weight=random_bf16(32, 16, seed=3),
         midlayer__mlp__up_proj__weight=random_bf16(32, 16, seed=3),
     ),
+    "cfg.moe": changed_config(num_experts=8),
+    "cfg.mtp_div": lambda folder: _mtp(folder, k=3, layers=2),
+    "cfg.medusa": lambda folder: _medusa(folder, k=4),
+    "q.regex": changed_config(quantization_config={"ignore": ["re:(a+)+$"]}),
+    "q.group": lambda folder: _packed(folder, group_size=10),
+    "q.fused": lambda folder: _packed(folder, plain="k_proj"),
+    "q.nokv": changed_config(quantization_config={"kv_cache_scheme": {"num_bits": 8}}),
+    "q.online": changed_config(quantization_config={"quant_method": "experts_int8"}),
+    "rules.target": lambda folder: build_draft(folder),  # against a contest of another target
+    "ten.token_map": lambda folder: _medusa(folder, k=3, kept=[0, 1, 64]),
+    "mem.load": lambda folder: build_draft(folder),  # against a limit of 100 bytes
     "mem.est": lambda folder: build_draft(folder),
     "not.checked": lambda folder: build_draft(folder),
 }
+
+
+def _mtp(folder: Path, *, k: int, layers: int) -> Path:
+    return build_draft(
+        folder,
+        spec={"family": "mtp", "num_speculative_tokens": k},
+        config={"mtp_num_hidden_layers": layers},
+    )
+
+
+def _medusa(folder: Path, *, k: int, kept: list[int] | None = None) -> Path:
+    """Three heads on the toy target; with `kept`, a vocabulary of these ids."""
+    build_draft(folder, spec={"family": "medusa", "num_speculative_tokens": k})
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": 16,
+        "vocab_size": 64,
+        "num_heads": 3,
+        "num_hidden_layers": 1,
+        "original_lm_head": True,
+        "dtype": "bfloat16",
+    }
+    tensors = {f"blocks.{i}.layers.0.weight": random_bf16(16, 16, seed=i) for i in range(3)}
+    rows = 64
+    if kept is not None:
+        rows = config["truncated_vocab_size"] = len(kept)
+        tensors["token_map"] = encode_d2t(kept)
+    tensors["lm_head.weight"] = random_bf16(rows, 16, seed=9)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def _packed(folder: Path, *, group_size: int = 8, plain: str = "") -> Path:
+    """Every projection stored as packed int4, but the one named `plain`."""
+    groups = {"0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": group_size}}}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+    build_draft(folder, config={"quantization_config": settings})
+    tensors = build_tensors(build_config())
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        rows, columns = tensors[name][1]
+        if plain and plain in name:
+            continue
+        del tensors[name]
+        packed = ("I32", (rows, columns // 8), b"\1" * (rows * columns // 2))
+        tensors[f"{name}_packed"] = packed
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
 
 
 def _drop_shard(folder: Path) -> Path:

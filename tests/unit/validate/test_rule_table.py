@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -10,12 +13,16 @@ from bad_folders import BAD_FOLDERS
 from builders import build_draft, build_target_facts
 
 import paceline
-from paceline.rules import Limits
+from paceline.rules import Rules, read_rules
 from paceline.validate import RULES, validate_draft
 
-SMALL = Limits(
-    families=("eagle3",), max_parameters=100, max_files_bytes=10**9, context_tokens=16384
+EMC2 = read_rules("emc2-2027")
+SMALL = dataclasses.replace(
+    EMC2,
+    limits=dataclasses.replace(EMC2.limits, max_parameters=100),
 )
+TINY = dataclasses.replace(EMC2, limits=dataclasses.replace(EMC2.limits, max_files_bytes=100))
+CONTESTS: dict[str, Rules] = {"ten.params": SMALL, "mem.load": TINY, "rules.target": EMC2}
 SOURCES = Path(paceline.__file__).parent
 
 
@@ -29,7 +36,7 @@ def test_rule_fires_with_its_severity_and_an_actionable_message(rule: str, tmp_p
     report = validate_draft(
         folder,
         target=build_target_facts(tmp_path / "target"),
-        limits=SMALL if rule == "ten.params" else None,
+        rules=CONTESTS.get(rule),
         deep=True,
     )
     found = [item for item in report.findings if item.rule == rule]
@@ -40,16 +47,35 @@ def test_rule_fires_with_its_severity_and_an_actionable_message(rule: str, tmp_p
         if item.severity == "error":
             assert item.expected, item
             assert item.fix, item
-            assert item.file or item.rule.startswith("fs."), item
+            assert item.file or item.rule.startswith(("fs.", "mem.")), item
+    assert any(has_form(item.message, RULES[rule].message) for item in found), [
+        item.message for item in found
+    ]
     if RULES[rule].severity == "error":
         assert report.verdict == "fail"
     elif RULES[rule].severity == "warning":
         assert report.verdict in {"warn", "fail"}
 
 
+def has_form(message: str, form: str) -> bool:
+    """The words of the table's form, anything for its {words}."""
+    parts = re.split(r"\{\w+\}", form)
+    return re.fullmatch(".*".join(map(re.escape, parts)), message) is not None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_function_that_a_row_names_exists_and_tells_the_rule(rule: str) -> None:
+    module_name, _, function_name = RULES[rule].by.rpartition(".")
+    module = importlib.import_module(f"paceline.{module_name}")
+    assert callable(getattr(module, function_name))
+    assert rule in inspect.getsource(module) or rule in ("st.dup",)
+
+
 def test_every_rule_id_in_the_source_is_in_the_table() -> None:
-    quoted = re.compile(r'"((?:fs|json|cfg|st|idx|ten|k|meta|spec|q|lfs|mem|not)\.[a-z_0-9]+)"')
-    files = {"spec.json", "fc.weight"}
+    quoted = re.compile(
+        r'"((?:fs|json|cfg|st|idx|ten|k|meta|rules|spec|q|lfs|mem|not)\.[a-z_0-9]+)"'
+    )
+    files = {"spec.json", "fc.weight", "rules.toml"}
     used = set()
     for path in [
         *SOURCES.glob("validate/*.py"),
