@@ -7,6 +7,7 @@ from dataclasses import dataclass
 __all__ = [
     "TPOT_STATISTICS",
     "Checks",
+    "Contest",
     "Engine",
     "Fidelity",
     "Gate",
@@ -156,9 +157,22 @@ class Checks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contest:
+    """What entrants must know beside the numbers. dates: "when: what"; num_final: a team."""
+
+    organiser: str
+    dates: tuple[str, ...]
+    how_to_submit: tuple[str, ...]
+    not_allowed: tuple[str, ...]
+    max_entries_per_team: int
+    num_final_entries_per_team: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """One contest, exactly as in its file.
 
+    contest: None where the rules are of no contest that takes entries.
     provisional: dotted names of values that the organiser has not published.
     text, sha256: the file itself, so that a result can carry its rules.
     """
@@ -180,6 +194,7 @@ class Rules:
     fidelity: Fidelity
     replay: Replay
     checks: Checks
+    contest: Contest | None
     provisional: tuple[str, ...]
     text: str
     sha256: str

@@ -13,11 +13,11 @@ from typing import Any, get_type_hints
 
 from paceline.errors import RulesError
 from paceline.records import sha256_bytes
-from paceline.rules.contest import TPOT_STATISTICS, Rules
+from paceline.rules.contest import TPOT_STATISTICS, Contest, Rules
 
 __all__ = ["list_rules", "parse_rules", "read_rules"]
 
-_FROM_THE_FILE_ITSELF = ("provisional", "text", "sha256")
+_NOT_IN_EVERY_FILE = ("contest", "provisional", "text", "sha256")
 
 
 def list_rules() -> tuple[str, ...]:
@@ -55,9 +55,15 @@ def parse_rules(text: str, *, where: str = "rules") -> Rules:
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
         raise RulesError(f"is not valid TOML: {problem}", where=where) from None
     provisional: list[str] = []
-    fields = _read_fields(Rules, table, where, "", provisional, skip=_FROM_THE_FILE_ITSELF)
+    contest = table.pop("contest", None)
+    if contest is not None and not isinstance(contest, dict):
+        raise _wrong_type("contest", contest, "a table", where)
+    fields = _read_fields(Rules, table, where, "", provisional, skip=_NOT_IN_EVERY_FILE)
+    if contest is not None:
+        contest = Contest(**_read_fields(Contest, contest, where, "contest.", provisional))
     rules = Rules(
         **fields,
+        contest=contest,
         provisional=tuple(provisional),
         text=text,
         sha256=sha256_bytes(text.encode("utf-8")),
@@ -199,6 +205,12 @@ def _require_sane(rules: Rules, where: str) -> None:
         "fidelity.loop_ngram": rules.fidelity.loop_ngram,
         "checks.min_steps_without_acceptance": rules.checks.min_steps_without_acceptance,
     }
+    if rules.contest is not None:
+        counts["contest.max_entries_per_team"] = rules.contest.max_entries_per_team
+        final = rules.contest.num_final_entries_per_team
+        require(final == 1, "contest.num_final_entries_per_team", final, "1")
+        for date in rules.contest.dates:
+            require(": " in date, "contest.dates", date, '"when: what"')
     for dotted, count in counts.items():
         require(count >= 1, dotted, count, "at least 1")
     for dotted, count in {

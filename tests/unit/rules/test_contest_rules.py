@@ -48,6 +48,11 @@ def test_every_unpublished_value_is_provisional() -> None:
         "engine.version",
         "speculation.baseline_family",
         "prompts.name",
+        "contest.organiser",
+        "contest.dates",
+        "contest.how_to_submit",
+        "contest.not_allowed",
+        "contest.num_final_entries_per_team",
     }
     names = {label for label, _ in describe_rules(EMC2)} - {"rules"}
     assert names - set(EMC2.provisional) == published
@@ -102,7 +107,10 @@ def test_text_and_sha_travel_with_the_rules() -> None:
             "more than 0",
         ),
         ("{ value = 64, provisional = true }", "1", "at least 1"),
-        ('version = "2026-11-1"', "version = ", "not valid TOML"),
+        ("num_final_entries_per_team = 1", "num_final_entries_per_team = 2", "expected 1"),
+        ('"February 2027: emc2', '"February 2027 emc2', '"when: what"'),
+        ("[contest]\norganiser", "[contest]\norganizer", "key 'contest.organizer' is unknown"),
+        ('version = "2026-11-2"', "version = ", "not valid TOML"),
     ],
 )
 def test_strict_reader_names_file_and_key(old: str, new: str, part: str, tmp_path: Path) -> None:
@@ -127,3 +135,12 @@ def test_a_published_value_is_not_provisional() -> None:
 def test_unknown_name_lists_what_exists() -> None:
     with pytest.raises(RulesError, match="emc2-2027"):
         read_rules("emc2-2028")
+
+
+def test_rules_without_a_contest_are_read() -> None:
+    text = EMC2.text[: EMC2.text.index("[contest]")]
+    rules = parse_rules(text)
+    assert rules.contest is None
+    assert "contest.max_entries_per_team" not in rules.provisional
+    assert EMC2.contest is not None
+    assert EMC2.contest.max_entries_per_team == 5
