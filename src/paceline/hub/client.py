@@ -67,8 +67,10 @@ def open_hub() -> Hub:
     """
     import httpx
     from huggingface_hub import HfApi, get_token, is_offline_mode, set_client_factory
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported lazily
+        build_hf_headers,
+        disable_progress_bars,
+    )
 
     endpoint = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s@]+(/[^\s@]*)?", endpoint):
@@ -85,9 +87,8 @@ def open_hub() -> Hub:
             expected="hf_ and letters and digits",
             fix="Set HF_TOKEN again, or run `hf auth login`.",
         )
-    logging.set_verbosity(
-        logging.ERROR
-    )  # its warnings name signed addresses; ours say what happened
+    # its warnings name signed addresses; our errors say what happened
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
     set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=timeout))

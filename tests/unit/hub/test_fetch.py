@@ -1,0 +1,514 @@
+"""fetch against the Hub's real API on real sockets: what is right, refused, resumed and noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from command_line import mounted_disk
+from hub_server import Fault, HubServer, Repo, pointer_text
+
+from paceline.errors import HubError, StorageError
+from paceline.hub import (
+    fetch_folder,
+    fetch_to_cache,
+    manifest_path,
+    parse_ref,
+    read_manifest,
+    verify_folder,
+)
+from paceline.hub.names import HubRef
+
+from .conftest import FILES, WEIGHTS
+
+pytestmark = pytest.mark.usefixtures("waits")
+
+
+def ref_of(repo: Repo) -> HubRef:
+    return parse_ref(f"{repo.repo_id}@{repo.head}")
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {item.name: item.read_bytes() for item in folder.iterdir()}
+
+
+def test_files_and_manifest(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    out = tmp_path / "entry"
+    seen: list[tuple[int, int]] = []
+    manifest = fetch_folder(ref_of(repo), out, on_progress=lambda *at: seen.append(at))
+    assert read_all(out) == FILES
+    total = sum(map(len, FILES.values()))
+    assert seen[-1] == (total, total)
+    assert manifest == read_manifest(out) == json.loads(manifest_path(out).read_text())
+    assert (manifest["repo"], manifest["commit"]) == (repo.repo_id, repo.head)
+    for name, data in FILES.items():
+        record = manifest["files"][name]
+        assert record["sha256"] == hashlib.sha256(data).hexdigest()
+        assert record["bytes"] == len(data)
+        assert record["lfs"] == name.endswith(".safetensors")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["entry", "entry.fetch.json"]
+    assert "hf_ann" not in manifest_path(out).read_text()
+
+
+@pytest.mark.parametrize(
+    ("revision", "words"),
+    [
+        ("main", "a branch or a tag"),
+        ("v1.0", "a branch or a tag"),
+        ("abcdef1", "a shortened commit"),
+        ("a" * 39, "a shortened commit"),
+        ("g" * 40, "a branch or a tag"),
+        ("a" * 41, "a branch or a tag"),
+        ("", "a branch or a tag"),
+    ],
+)
+def test_only_a_whole_commit(revision: str, words: str) -> None:
+    with pytest.raises(HubError, match=words):
+        parse_ref(f"ann/draft@{revision}")
+
+
+@pytest.mark.parametrize(
+    "name", ["draft", "a/b/c", "../draft", "ann/..", "ann/a..b", "ann/", "ann/dr\naft", "änn/draft"]
+)
+def test_repository_names(name: str) -> None:
+    with pytest.raises(HubError, match="not the name of a repository"):
+        parse_ref(f"{name}@{'a' * 40}")
+
+
+def test_a_branch_spelled_like_a_commit(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    repo.refs["d" * 40] = repo.head
+    with pytest.raises(HubError, match="another commit"):
+        fetch_folder(parse_ref(f"ann/draft@{'d' * 40}"), tmp_path / "entry")
+    assert not hub.count("resolve")
+
+
+def test_old_commit_stays_when_the_branch_moves(
+    hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    before = ref_of(repo)
+    repo.add({"spec.json": b"{}"})
+    fetch_folder(before, tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == FILES
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (None, "gated and no token was given"),
+        ("hf_eve", "gated and this account has not been let in"),
+        ("hf_wrong", "does not know this token"),
+        ("hf_wr\x7fong", "characters that no token has"),
+        ("hf_é", "characters that no token has"),
+    ],
+)
+def test_no_access(
+    token: str | None,
+    words: str,
+    repo: Repo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(HubError, match=words) as caught:
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert caught.value.exit_code == 2
+    assert token is None or token not in repr(caught.value)
+    assert not (tmp_path / "entry").exists()
+
+
+def test_a_reader_of_a_gated_repository(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_judge")
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == FILES
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "commit", "words"),
+    [
+        ("ann/none", "a" * 40, "no such repository"),
+        ("eve/secret", "a" * 40, "no such repository"),
+        ("ann/draft", "a" * 40, "no such commit"),
+    ],
+)
+def test_not_there(
+    repo_id: str, commit: str, words: str, hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    hub.add_repo("eve/secret", FILES, private=True)
+    with pytest.raises(HubError, match=words):
+        fetch_folder(HubRef(repo_id=repo_id, commit=commit), tmp_path / "entry")
+
+
+@pytest.mark.parametrize("kind", ["draft", "target"])
+@pytest.mark.parametrize(
+    "path", ["../config.json", "a/../../b.json", "/etc/passwd", "a//b.json", "x\n.json", "", "a\\b"]
+)
+def test_names_that_leave_the_folder(
+    path: str, kind: str, hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    repo.odd_items = [{"type": "file", "oid": "a" * 40, "size": 3, "path": path}]
+    with pytest.raises(HubError, match="lists a file under the name"):
+        fetch_folder(ref_of(repo), tmp_path / "entry", kind=kind)  # type: ignore[arg-type]
+    assert not hub.count("resolve")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "modeling.py"},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "tokenizer.json"},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "pytorch_model.bin"},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "fetch.json"},
+        {"type": "directory", "oid": "a" * 40, "path": "sub"},
+        {"type": "directory", "oid": "a" * 40, "path": "metadata.json"},
+        {"type": "symlink", "oid": "a" * 40, "size": 3, "path": "metadata.json"},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "sub/config.json"},
+    ],
+)
+def test_extra_files_of_a_draft(
+    item: dict[str, object], hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    repo.odd_items = [item]
+    with pytest.raises(HubError, match="holds what no draft has") as caught:
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert str(item["path"]) in str(caught.value)
+    assert not hub.count("resolve")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "file", "oid": "a" * 40, "size": -1, "path": "metadata.json"},
+        {"type": "file", "oid": "a" * 40, "size": "3", "path": "metadata.json"},
+        {"type": "file", "oid": "../../x", "size": 3, "path": "metadata.json"},
+        {"type": "file", "oid": "a" * 40, "path": "metadata.json"},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": "metadata.json", "lfs": {"size": 3}},
+        {"type": "file", "oid": "a" * 40, "size": 3, "path": 7},
+        {"oid": "a" * 40},
+        "text",
+    ],
+)
+def test_listing_without_sense(item: object, repo: Repo, tmp_path: Path) -> None:
+    repo.odd_items = [item]  # type: ignore[list-item]
+    with pytest.raises(HubError):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+
+
+def test_size_limits_come_before_the_download(
+    hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    total = sum(map(len, FILES.values()))
+    with pytest.raises(HubError, match=f"{total:,} bytes long together"):
+        fetch_folder(ref_of(repo), tmp_path / "entry", max_bytes=total - 1)
+    repo.add({**FILES, "README.md": bytes(16 * 2**20 + 1)})
+    with pytest.raises(HubError, match="README.md"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    repo.odd_items = [
+        {"type": "file", "oid": "a" * 40, "size": 1, "path": f"model-{i:05}-of-00099.safetensors"}
+        for i in range(99)
+    ]
+    with pytest.raises(HubError, match="too many files"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert not hub.count("resolve")
+    hub.faults = [Fault("tree", times=0)]
+    repo.odd_items = []
+    fetch_folder(
+        parse_ref(f"ann/draft@{next(iter(repo.commits))}"), tmp_path / "entry", max_bytes=total
+    )
+
+
+def test_target_takes_what_it_needs_and_names_the_rest(hub: HubServer, tmp_path: Path) -> None:
+    files = {
+        **{name: data for name, data in FILES.items() if name != "spec.json"},
+        "tokenizer.json": b"{}",
+        "model.safetensors-00001-of-00001.safetensors": WEIGHTS[:1000],
+    }
+    rest = {"modeling_x.py": b"import os", "model.bin": b"PK", ".hidden.json": b"{}"}
+    repo = hub.add_repo("big/target", {**files, **rest})
+    repo.odd_items = [{"type": "directory", "oid": "a" * 40, "path": "onnx"}]
+    manifest = fetch_folder(ref_of(repo), tmp_path / "target", kind="target")
+    assert read_all(tmp_path / "target") == files
+    assert manifest["left_out"] == sorted([*rest, "onnx"])
+
+
+CHUNK = 10 * 2**20  # what huggingface_hub writes at once; less than that is lost with a connection
+LARGE = {"config.json": FILES["config.json"], "model.safetensors": bytes(2**10) + WEIGHTS * 40}
+
+
+def asked_ranges(hub: HubServer) -> list[str]:
+    return [line.partition(" ")[2].partition(" ")[2] for line in hub.store_log]
+
+
+def test_interrupted_transfer_goes_on(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """Each cut costs less than a chunk: the next request asks for what is missing."""
+    repo = hub.add_repo("ann/large", LARGE)
+    hub.faults = [
+        Fault("GET /object/", cut=CHUNK + 300_000),
+        Fault("GET /object/", cut=CHUNK + 5),
+    ]
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == LARGE
+    assert asked_ranges(hub) == ["", f"bytes={CHUNK}-", f"bytes={2 * CHUNK}-"]
+
+
+def test_server_that_ignores_ranges(hub: HubServer, tmp_path: Path) -> None:
+    repo = hub.add_repo("ann/large", LARGE)
+    hub.faults = [
+        Fault("GET /object/", cut=CHUNK + 300_000),
+        Fault("GET /object/", ignore_range=True),
+    ]
+    seen: list[int] = []
+    fetch_folder(ref_of(repo), tmp_path / "entry", on_progress=lambda done, _: seen.append(done))
+    assert read_all(tmp_path / "entry") == LARGE
+    assert seen[-1] == sum(map(len, LARGE.values()))
+
+
+def test_a_stopped_fetch_is_gone_on_with(hub: HubServer, tmp_path: Path) -> None:
+    """All attempts fail after some bytes: no folder; the next call asks for the rest only."""
+    repo = hub.add_repo("ann/large", LARGE)
+    hub.faults = [
+        Fault("GET /object/", cut=CHUNK + 300_000),
+        Fault("GET /object/", status=503, times=99),
+    ]
+    out = tmp_path / "entry"
+    with pytest.raises(HubError, match="in trouble") as caught:
+        fetch_folder(ref_of(repo), out)
+    assert caught.value.exit_code == 6
+    assert not out.exists()
+    assert not manifest_path(out).exists()
+    staging = tmp_path / f".entry.fetch-{repo.head[:12]}"
+    assert (staging / "model.safetensors").stat().st_size == CHUNK
+    hub.faults = []
+    hub.log.clear()
+    hub.store_log.clear()
+    fetch_folder(ref_of(repo), out)
+    assert read_all(out) == LARGE
+    assert hub.count("resolve") == 1, "small files were whole already"
+    assert asked_ranges(hub) == [f"bytes={CHUNK}-"]
+    assert not staging.exists()
+
+
+def test_what_was_kept_may_be_wrong(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """Bytes left by something else: the file starts again, once."""
+    staging = tmp_path / f".entry.fetch-{repo.head[:12]}"
+    staging.mkdir()
+    (staging / "model.safetensors").write_bytes(b"x" * 1000)
+    (staging / "spec.json").write_bytes(b"y" * 1000)
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == FILES
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "planted.txt"])
+def test_planted_link(name: str, repo: Repo, tmp_path: Path) -> None:
+    """Nothing is written through a link, and nothing planted gets into the folder."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    staging = tmp_path / f".entry.fetch-{repo.head[:12]}"
+    staging.mkdir()
+    (staging / name).symlink_to(victim)
+    with pytest.raises((HubError, StorageError), match=r"symbolic link|did not write"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert victim.read_bytes() == b"mine"
+    assert not (tmp_path / "entry").exists()
+
+
+def test_rate_limit_is_waited_out(
+    hub: HubServer, repo: Repo, tmp_path: Path, waits: list[float]
+) -> None:
+    limit = {"Retry-After": "7"}
+    hub.faults = [
+        Fault("revision", status=429, headers=limit),
+        Fault("tree", status=429, headers=limit),
+        Fault("GET .*/resolve/", status=429, headers=limit),
+    ]
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert waits[:2] == [7.0, 7.0]
+    assert waits[2] >= 7.0
+    assert len(waits) == 3
+
+
+def test_rate_limit_without_end(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    hub.faults = [Fault("revision", status=429, headers={"Retry-After": "86400"})]
+    with pytest.raises(HubError, match="limits how often") as caught:
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert caught.value.exit_code == 6
+
+
+def test_server_errors_are_tried_again(
+    hub: HubServer, repo: Repo, tmp_path: Path, waits: list[float]
+) -> None:
+    hub.faults = [
+        Fault("revision", status=502),
+        Fault("tree", status=500),
+        Fault("GET .*/resolve/", status=503, times=2),
+        Fault("GET /object/", status=500),
+    ]
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == FILES
+    assert len(waits) == 5
+
+
+def test_hub_out_of_reach(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubError, match="cannot be reached") as caught:
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert caught.value.exit_code == 6
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://x", "https://user:pw@host", "file:///etc", "hub"])
+def test_endpoint_that_is_none(
+    endpoint: str, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(HubError, match="HF_ENDPOINT"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"{}", b'{"id": 3}', b"\xff"])
+def test_answers_that_are_no_api(body: bytes, hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    hub.faults = [Fault("revision", body=body)]
+    with pytest.raises(HubError):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+
+
+def test_pointer_instead_of_weights(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """Served instead of the object, and committed as a plain text."""
+    hub.faults = [Fault("GET /object/", body=pointer_text(WEIGHTS), times=9)]
+    with pytest.raises(HubError, match="Git LFS pointer"):
+        fetch_folder(ref_of(repo), tmp_path / "served")
+    hub.faults = []
+    plain = {name: (data, False) for name, data in FILES.items()}
+    commit = repo.commit({**plain, "model.safetensors": (pointer_text(WEIGHTS), False)})
+    with pytest.raises(HubError, match="Git LFS pointer"):
+        fetch_folder(HubRef(repo_id="ann/draft", commit=commit), tmp_path / "committed")
+    assert not [item for item in tmp_path.iterdir() if not item.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_content_that_is_not_the_commits(
+    name: str, hub: HubServer, repo: Repo, tmp_path: Path
+) -> None:
+    """Same length, other bytes: the hash tells."""
+    pattern = "GET /object/" if name == "model.safetensors" else f"GET .*/{name}"
+    data = FILES[name]
+    hub.faults = [Fault(pattern, body=data[:-1] + bytes([data[-1] ^ 1]))]
+    with pytest.raises(HubError, match="the hash differs"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert read_all(tmp_path / "entry") == FILES
+
+
+def test_more_than_listed(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    hub.faults = [Fault("GET /object/", body=WEIGHTS * 4)]
+    with pytest.raises(HubError, match="more than it listed"):
+        fetch_folder(ref_of(repo), tmp_path / "entry")
+    staging = tmp_path / f".entry.fetch-{repo.head[:12]}"
+    assert (staging / "model.safetensors").stat().st_size <= len(WEIGHTS)
+
+
+def test_asked_again(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """A second call downloads nothing, and sees a commit or a folder that changed."""
+    out = tmp_path / "entry"
+    first = fetch_folder(ref_of(repo), out)
+    hub.log.clear()
+    assert fetch_folder(ref_of(repo), out) == first
+    assert not hub.count("resolve")
+    assert verify_folder(out) == []
+
+    held = dict(repo.commits[repo.head])
+    repo.commits[repo.head]["config.json"] = (b"{}", False)
+    with pytest.raises(HubError, match=r"other files at this commit: config\.json"):
+        fetch_folder(ref_of(repo), out)
+    repo.commits[repo.head] = held
+
+    (out / "config.json").write_bytes(FILES["config.json"].replace(b"llama", b"lloma"))
+    with pytest.raises(HubError, match="not what was fetched: config.json"):
+        fetch_folder(ref_of(repo), out)
+
+
+def test_other_folders_are_left_alone(repo: Repo, tmp_path: Path) -> None:
+    out = tmp_path / "entry"
+    out.mkdir()
+    with pytest.raises(StorageError, match="was not fetched"):
+        fetch_folder(ref_of(repo), out)
+    out.rmdir()
+    fetch_folder(ref_of(repo), out)
+    repo.add({"spec.json": b"{}"})
+    with pytest.raises(StorageError, match="already holds ann/draft@"):
+        fetch_folder(ref_of(repo), out)
+
+
+def test_verify_names_every_change(repo: Repo, tmp_path: Path) -> None:
+    out = tmp_path / "entry"
+    fetch_folder(ref_of(repo), out)
+    (out / "config.json").write_bytes(b"{}")
+    (out / "spec.json").unlink()
+    (out / "evil.py").write_bytes(b"")
+    weights = out / "model.safetensors"
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    found = verify_folder(out)
+    assert [line.split(":")[0] for line in found] == [
+        "config.json",
+        "model.safetensors",
+        "spec.json",
+        "evil.py",
+    ]
+    manifest_path(out).unlink()
+    with pytest.raises(HubError, match="does not exist"):
+        verify_folder(out)
+
+
+def test_two_at_once(repo: Repo, tmp_path: Path) -> None:
+    import fcntl
+
+    staging = tmp_path / f".entry.fetch-{repo.head[:12]}"
+    staging.mkdir()
+    handle = os.open(staging, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match="another process"):
+            fetch_folder(ref_of(repo), tmp_path / "entry")
+    finally:
+        os.close(handle)
+
+
+def test_full_disk(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """Said before the download where it is known, and in the middle of it where it is not."""
+    with mounted_disk(tmp_path / "disk", size="512k") as disk:
+        with pytest.raises(StorageError, match="too full"):
+            fetch_folder(ref_of(repo), disk / "entry")
+        assert not hub.count("resolve")
+
+
+def test_full_disk_in_the_middle(
+    hub: HubServer, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.hub import fetch
+
+    monkeypatch.setattr(fetch, "_require_room", lambda *_: None)
+    with mounted_disk(tmp_path / "disk", size="512k") as disk:
+        with pytest.raises(StorageError, match="the disk is full"):
+            fetch_folder(ref_of(repo), disk / "entry")
+        assert not (disk / "entry").exists()
+
+
+def test_cache_asks_once(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folder = fetch_to_cache(ref_of(repo), cache, kind="draft")
+    assert read_all(folder) == FILES
+    hub.log.clear()
+    assert fetch_to_cache(ref_of(repo), cache, kind="draft") == folder
+    assert not hub.log
+    (folder / "config.json").write_bytes(b"cut")
+    assert fetch_to_cache(ref_of(repo), cache, kind="draft") == folder
+    assert read_all(folder) == FILES
