@@ -12,10 +12,12 @@ from paceline.draft.contracts import build_contract, canonical_name, check_tenso
 from paceline.draft.folder import scan_folder
 from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError
+from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
 from paceline.methods import METHODS
 from paceline.problems import require_none
 from paceline.records import sha256_file
 from paceline.safetensors_header import Header, TensorInfo
+from paceline.target import cache_folder
 
 __all__ = ["Draft", "list_bundled", "read_draft", "resolve_draft"]
 
@@ -59,7 +61,10 @@ def list_bundled() -> tuple[str, ...]:
 
 
 def resolve_draft(spec: str) -> Path:
-    """A folder, or the name of a bundled draft. Raises DraftError when it is neither."""
+    """A folder, a bundled draft's name, or owner/name@commit, fetched once into the user's cache.
+
+    Raises DraftError for what is none of them, HubError where the Hub does not give it.
+    """
     path = Path(spec).expanduser()
     if path.is_dir():
         return path
@@ -67,15 +72,13 @@ def resolve_draft(spec: str) -> Path:
         return _BUNDLED / spec
     if path.exists():
         raise DraftError("is a file", where=spec, expected="a draft folder")
-    if "@" in spec:
-        raise DraftError(
-            f"'{spec}' looks like a Hub repository, which cannot be fetched yet",
-            fix="Download it at that commit and give the folder.",
-        )
+    if is_hub_spec(spec):
+        return fetch_to_cache(parse_ref(spec), cache_folder(), kind="draft")
     names = ", ".join(list_bundled())
     raise DraftError(
         f"there is no draft '{spec}'",
-        expected="a folder" + (f", or a bundled name: {names}" if names else ""),
+        expected="a folder, owner/name@commit"
+        + (f", or a bundled name: {names}" if names else ""),
         fix="Check the spelling, or train one with `paceline train`.",
     )
 

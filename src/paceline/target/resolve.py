@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError, TargetError
+from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
 from paceline.records import read_json, sha256_file, storage_errors, write_json
 from paceline.target.gguf_source import find_smollm2_gguf, write_gguf_folder
 
@@ -24,7 +24,6 @@ __all__ = ["MANIFEST_NAME", "cache_folder", "resolve_target", "verify_target"]
 
 MANIFEST_NAME = "paceline-target.json"
 _FORMAT = "paceline-target/1"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-fA-F]{40}")
 
 
 def cache_folder() -> Path:
@@ -34,10 +33,12 @@ def cache_folder() -> Path:
 
 
 def resolve_target(spec: str) -> Path:
-    """Folder of a target: a bundled name (`smollm2`, made on first use) or a local folder.
+    """Folder of a target: a bundled name (`smollm2`, made on first use), a local folder, or
+    owner/name@commit, fetched once into the user's cache.
 
     Raises TargetError for a name or folder that does not exist, MissingExtraError when the
-    bundled target's package is absent, StorageError when the cache cannot be written.
+    bundled target's package is absent, StorageError when the cache cannot be written, HubError
+    where the Hub does not give it.
     """
     if spec == "smollm2":
         return _resolve_smollm2()
@@ -46,16 +47,12 @@ def resolve_target(spec: str) -> Path:
         return path.resolve()
     if path.exists():
         raise TargetError("is a file", where=spec, expected="a folder with config.json")
-    if _HUB_NAME.fullmatch(spec):
-        raise TargetError(
-            "targets on the Hugging Face Hub cannot be fetched yet",
-            where=spec,
-            fix="Download that commit into a folder and pass the folder.",
-        )
+    if is_hub_spec(spec):
+        return fetch_to_cache(parse_ref(spec), cache_folder(), kind="target")
     raise TargetError(
         "there is no such target",
         where=spec,
-        expected="the bundled name 'smollm2' or a Hugging Face folder",
+        expected="the bundled name 'smollm2', a Hugging Face folder or owner/name@commit",
         fix="Check the spelling of --target.",
     )
 
