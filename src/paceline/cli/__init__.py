@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import tempfile
@@ -21,7 +22,7 @@ def main() -> None:
     """Entry point. Turns every failure into one message and the documented exit code.
 
     0 done · 1 warnings under --strict · 2 the user's input or settings · 3 our own fault ·
-    4 the engine · 5 the disk · 130 Ctrl-C.
+    4 the engine · 5 the disk · 6 the network or the Hub · 130 Ctrl-C.
     """
     try:
         code = _run()
@@ -49,6 +50,9 @@ def _run() -> int:
     from paceline.cli.app import app
     from paceline.errors import PacelineError
 
+    rooms = logging.getLogger("paceline")  # what a room tells of long work, as lines
+    rooms.addHandler(logging.StreamHandler())
+    rooms.setLevel(logging.INFO)
     try:
         code = app(standalone_mode=False)
     except PacelineError as error:

@@ -85,9 +85,7 @@ def test_a_branch_spelled_like_a_commit(hub: HubServer, repo: Repo, tmp_path: Pa
     assert not hub.count("resolve")
 
 
-def test_old_commit_stays_when_the_branch_moves(
-    hub: HubServer, repo: Repo, tmp_path: Path
-) -> None:
+def test_old_commit_stays_when_the_branch_moves(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
     before = ref_of(repo)
     repo.add({"spec.json": b"{}"})
     fetch_folder(before, tmp_path / "entry")
@@ -201,9 +199,7 @@ def test_listing_without_sense(item: object, repo: Repo, tmp_path: Path) -> None
         fetch_folder(ref_of(repo), tmp_path / "entry")
 
 
-def test_size_limits_come_before_the_download(
-    hub: HubServer, repo: Repo, tmp_path: Path
-) -> None:
+def test_size_limits_come_before_the_download(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
     total = sum(map(len, FILES.values()))
     with pytest.raises(HubError, match=f"{total:,} bytes long together"):
         fetch_folder(ref_of(repo), tmp_path / "entry", max_bytes=total - 1)
@@ -355,9 +351,7 @@ def test_server_errors_are_tried_again(
     assert len(waits) == 5
 
 
-def test_hub_out_of_reach(
-    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_out_of_reach(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match="cannot be reached") as caught:
         fetch_folder(ref_of(repo), tmp_path / "entry")
