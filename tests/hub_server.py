@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 __all__ = ["Fault", "HubServer", "Repo", "pointer_text"]
 
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass
 class Repo:
-    """commits: id -> files; refs: branch or tag -> commit. A file is its content, kept by LFS or not."""
+    """commits: id -> files, each its content and whether LFS keeps it; refs: branch -> commit."""
 
     repo_id: str
     private: bool = False

@@ -54,7 +54,7 @@ def fetch(
             out,
             kind=cast(Literal["draft", "target"], kind),
             max_bytes=max_bytes,
-            on_progress=show,
+            on_progress=lambda done, total: show(-(-done // 10**6), -(-total // 10**6), "MB"),
         )
     files = manifest["files"]
     for name, item in files.items():

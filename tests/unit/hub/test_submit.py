@@ -207,7 +207,7 @@ def test_folder_changed_during_the_upload(hub: HubServer, draft: Path) -> None:
         if "uploading" in stage:
             (draft / "README.md").write_text("Another.\n")
 
-    with pytest.raises(HubError, match="not what is in the folder: README.md"):
+    with pytest.raises(HubError, match=r"not what is in the folder: README\.md"):
         submit_folder(draft, "ann/new", on_stage=change)
 
 
