@@ -40,8 +40,8 @@ def submit(
     parse_repo_id(repo)
     folder = resolve_draft(draft)
     facts = read_target(target) if target else None
-    limits = read_rules(rules).limits if rules else None
-    report = validate_draft(folder, target=facts, limits=limits, deep=deep)
+    contest = read_rules(rules) if rules else None
+    report = validate_draft(folder, target=facts, rules=contest, deep=deep)
     print_findings(report)
     if report.verdict == "fail":
         say("not uploaded: correct the errors first")
