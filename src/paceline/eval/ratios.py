@@ -7,35 +7,46 @@ totals, rules and a seed, so that a score can be recomputed from its file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import ResultError
-from paceline.eval.statistics import draw_resamples, interval
+from paceline.eval.coverage import state_coverage
+from paceline.eval.figures import (
+    Figure,
+    geomean_figure,
+    medians_figure,
+    spread_over_prompts,
+    tau_figure,
+)
+from paceline.eval.pairing import Pairing, build_pairing, included_for_tpot
+from paceline.eval.resampling import Replicates, draw_replicates, studentised_quantile
+from paceline.eval.statistics import (
+    MIN_DEGREES_OF_FREEDOM,
+    Spread,
+    draw_resamples,
+    half_width,
+    measure_spread,
+)
 from paceline.rules import Rules, Score, compute_score
 
-__all__ = ["compute_ratios", "included_for_tpot", "memory_ratio"]
+__all__ = ["Measured", "compute_ratios", "measure_intervals", "measure_pairing", "memory_ratio"]
 
 Entry = Mapping[str, Any]
 Array = NDArray[np.float64]
 
 
-def included_for_tpot(
-    arms: Mapping[str, Sequence[Entry]], *, min_tokens: int
-) -> tuple[set[str], int]:
-    """Ids with enough tokens and a time in every arm, and how many were excluded."""
-    included: set[str] | None = None
-    everything: set[str] = set()
-    for entries in arms.values():
-        good = {
-            e["id"] for e in entries if e["tpot_ms"] is not None and e["num_tokens"] >= min_tokens
-        }
-        everything |= {e["id"] for e in entries}
-        included = good if included is None else included & good
-    return included or set(), len(everything) - len(included or set())
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A pairing's figures; tpot is the one that the rules score. replicates: None without both."""
+
+    pairing: Pairing
+    tau: Figure | None
+    tpot: Figure | None
+    replicates: Replicates | None
 
 
 def memory_ratio(baseline_bytes: int | None, candidate_bytes: int | None) -> float | None:
@@ -45,6 +56,26 @@ def memory_ratio(baseline_bytes: int | None, candidate_bytes: int | None) -> flo
     if candidate_bytes == 0:
         return 1.0 if baseline_bytes == 0 else math.inf
     return baseline_bytes / candidate_bytes
+
+
+def measure_pairing(pairing: Pairing, rules: Rules, *, seed: int) -> Measured:
+    """All figures of a pairing, and its resamples where some category has two prompts."""
+    by_medians = rules.terms.tpot_statistic == "ratio_of_medians"
+    tau = tau_figure(pairing)
+    tpot = medians_figure(pairing) if by_medians else geomean_figure(pairing)
+    replicates = None
+    if tau is not None and max(pairing.sizes) >= 2:
+        sizes = pairing.sizes
+        draws = draw_resamples(sizes, num_resamples=rules.statistics.num_resamples, seed=seed)
+        still = [np.zeros_like(steps) for steps in pairing.baseline.steps]
+        cells = still if tpot is None else spread_over_prompts(tpot)
+        replicates = draw_replicates(pairing, cells, draws)
+    return Measured(
+        pairing=pairing,
+        tau=tau,
+        tpot=tpot,
+        replicates=replicates,
+    )
 
 
 def compute_ratios(
@@ -59,32 +90,9 @@ def compute_ratios(
     arms: "baseline" and "candidate" (and "plain") -> entries of the same prompts.
     """
     included, num_excluded = included_for_tpot(arms, min_tokens=rules.protocol.min_tokens_for_tpot)
-    table = _Table(arms, included)
-    notes = []
+    pairing = build_pairing(arms["baseline"], arms["candidate"], included)
     memory = memory_ratio(memory_bytes["baseline"], memory_bytes["candidate"])
-    every = [np.arange(size)[None, :] for size in table.sizes]
-    draws = None
-    if all(size >= 2 for size in table.sizes):
-        draws = draw_resamples(table.sizes, num_resamples=rules.statistics.num_resamples, seed=seed)
-    else:
-        notes.append("no intervals: they need two prompts in every category")
-    freedom = sum(size - 1 for size in table.sizes)
-
-    def measure(figure: Callable[[list[NDArray[np.int64]]], Array]) -> tuple[dict[str, Any], Any]:
-        value = _number(figure(every)[0])
-        replicates = None if draws is None or value is None else figure(draws)
-        low, high = None, None
-        if replicates is not None and bool(np.all(np.isfinite(replicates))):
-            low, high = interval(
-                replicates, confidence=rules.statistics.confidence, degrees_of_freedom=freedom
-            )
-        return {"value": value, "low": low, "high": high}, replicates
-
-    tau, tau_draws = measure(table.tau_ratio)
-    medians, median_draws = measure(table.ratio_of_medians)
-    paired, paired_draws = measure(table.paired_geomean)
-    by_medians = rules.terms.tpot_statistic == "ratio_of_medians"
-    tpot, tpot_draws = (medians, median_draws) if by_medians else (paired, paired_draws)
+    tau, tpot, score = measure_intervals(pairing, memory, rules, seed=seed)
     finite = memory if memory is not None and math.isfinite(memory) else None
     ratios = {
         "tau": tau,
@@ -97,12 +105,17 @@ def compute_ratios(
         "tpot": {
             **tpot,
             "statistic": rules.terms.tpot_statistic,
-            "ratio_of_medians": medians["value"],
-            "paired_geomean": paired["value"],
+            "ratio_of_medians": _value(medians_figure(pairing)),
+            "paired_geomean": _value(geomean_figure(pairing)),
             "num_prompts": len(included),
             "num_excluded": num_excluded,
         },
     }
+    notes = [
+        f"no interval of {name}: {figure['not_measured']}"
+        for name, figure in (("acceptance", tau), ("time", tpot))
+        if figure["value"] is not None and figure["not_measured"]
+    ]
     missing = [
         name
         for name, value in (("tau", tau["value"]), ("memory", memory), ("tpot", tpot["value"]))
@@ -111,33 +124,93 @@ def compute_ratios(
     if missing:
         notes.append(f"no score: {', '.join(missing)} not measured")
         return ratios, None, notes
-    score = build_score(ratios, rules)
-    if tau["low"] is not None and tpot["low"] is not None:
-        values = np.array(
-            [
-                compute_score(rules, tau_ratio=a, memory_ratio=memory or 0.0, tpot_ratio=b).value
-                for a, b in zip(tau_draws.tolist(), tpot_draws.tolist(), strict=True)
-            ]
-        )
-        score["low"], score["high"] = interval(
-            values, confidence=rules.statistics.confidence, degrees_of_freedom=freedom
-        )
     return ratios, score, notes
 
 
-def build_score(ratios: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """The score from three ratios alone, as result.json holds it, without an interval."""
-    memory = math.inf if ratios["memory"]["unbounded"] else ratios["memory"]["value"]
-    score: Score = compute_score(
-        rules,
-        tau_ratio=ratios["tau"]["value"],
-        memory_ratio=memory,
-        tpot_ratio=ratios["tpot"]["value"],
+def measure_intervals(
+    pairing: Pairing, memory: float | None, rules: Rules, *, seed: int
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+    """(tau ratio, TPOT ratio, score) with their intervals; score None when a term is missing."""
+    found, confidence = measure_pairing(pairing, rules, seed=seed), rules.statistics.confidence
+    quantile = None
+    if found.tau is not None and found.replicates is not None:
+        moved = found.replicates.log_tau - found.tau.log
+        quantile = studentised_quantile(moved, found.replicates.tau_tau, confidence=confidence)
+    tau = _describe(
+        found.tau, "tau", confidence, least=min(pairing.sizes), quantile=quantile, studentised=True
     )
+    timed = [len(cells) for cells in found.tpot.cells if len(cells)] if found.tpot else [0]
+    name = "medians" if rules.terms.tpot_statistic == "ratio_of_medians" else "geomean"
+    tpot = _describe(found.tpot, name, confidence, least=min(timed))
+    if found.tau is None or found.tpot is None or memory is None:
+        return tau, tpot, None
+    return tau, tpot, _build_score(found, tau, tpot, memory, rules)
+
+
+def _value(figure: Figure | None) -> float | None:
+    return None if figure is None else figure.value
+
+
+def _describe(
+    figure: Figure | None,
+    name: str,
+    confidence: float,
+    *,
+    least: int,
+    quantile: float | None = None,
+    studentised: bool = False,
+) -> dict[str, Any]:
+    """A ratio as result.json holds it. least: prompts of the smallest category that counts.
+
+    studentised: its half-width needs `quantile`; without it the interval is not measured.
+    """
+    nothing = {"value": None, "low": None, "high": None, "degrees_of_freedom": None}
+    if figure is None:
+        return {**nothing, "coverage": None, "not_measured": None}
+    spread = measure_spread(figure.cells)
+    half = None
+    if spread is not None and (not studentised or quantile is not None or not spread.variance):
+        half = half_width(spread, confidence=confidence, quantile=quantile)
+    return {
+        "value": figure.value,
+        "low": None if half is None else figure.value * math.exp(-half),
+        "high": None if half is None else figure.value * math.exp(half),
+        "degrees_of_freedom": _show_freedom(spread),
+        "coverage": None if half is None else state_coverage(name, least, confidence),
+        "not_measured": _why_not(spread) if half is None else None,
+    }
+
+
+def _show_freedom(spread: Spread | None) -> float | None:
+    if spread is None or not math.isfinite(spread.degrees_of_freedom):
+        return None
+    return spread.degrees_of_freedom
+
+
+def _why_not(spread: Spread | None) -> str:
+    needed = f"at least {MIN_DEGREES_OF_FREEDOM:g} are needed"
+    if spread is None:
+        return f"too few prompts: one in every category, {needed} beyond the first"
+    return f"too few prompts: {spread.degrees_of_freedom:.1f} degrees of freedom, {needed}"
+
+
+def _build_score(
+    found: Measured,
+    tau: Mapping[str, Any],
+    tpot: Mapping[str, Any],
+    memory: float,
+    rules: Rules,
+) -> dict[str, Any]:
+    """The score as result.json holds it, with its interval. A cap flattens what lies beyond it."""
+    score: Score = compute_score(
+        rules, tau_ratio=tau["value"], memory_ratio=memory, tpot_ratio=tpot["value"]
+    )
+    interval = _score_interval(found, tau, tpot, rules)
     return {
         "value": score.value,
-        "low": None,
-        "high": None,
+        "low": None if interval is None else max(0.0, score.value - interval[0]),
+        "high": None if interval is None else score.value + interval[0],
+        "coverage": None if interval is None else interval[1],
         "terms": {
             term.name: {
                 "ratio": term.ratio if math.isfinite(term.ratio) else None,
@@ -152,84 +225,43 @@ def build_score(ratios: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     }
 
 
-class _Table:
-    """Entries as arrays, one row a prompt, rows grouped by category; both sorted by name."""
-
-    def __init__(self, arms: Mapping[str, Sequence[Entry]], included: set[str]) -> None:
-        by_id = {arm: {e["id"]: e for e in arms[arm]} for arm in ("baseline", "candidate")}
-        ids = sorted(by_id["baseline"])
-        if ids != sorted(by_id["candidate"]):
-            raise ResultError("the arms answered different prompts", where="arms")
-        groups: dict[str, list[str]] = {}
-        for name in ids:
-            groups.setdefault(by_id["baseline"][name]["category"], []).append(name)
-        self.groups = [groups[category] for category in sorted(groups)]
-        self.sizes = [len(group) for group in self.groups]
-        self._delivered = self._read(by_id, lambda e: float(e["delivered"]))
-        self._steps = self._read(by_id, lambda e: float(e["steps"]))
-        self._tpot = self._read(
-            by_id, lambda e: float(e["tpot_ms"]) if e["id"] in included else math.nan
-        )
-
-    def _read(
-        self, by_id: Mapping[str, Mapping[str, Entry]], read: Callable[[Entry], float]
-    ) -> dict[str, list[Array]]:
-        return {
-            arm: [np.array([read(entries[name]) for name in group]) for group in self.groups]
-            for arm, entries in by_id.items()
-        }
-
-    def tau_ratio(self, draws: list[NDArray[np.int64]]) -> Array:
-        return self._tau("candidate", draws) / self._tau("baseline", draws)
-
-    def _tau(self, arm: str, draws: list[NDArray[np.int64]]) -> Array:
-        by_category = []
-        for delivered, steps, index in zip(
-            self._delivered[arm], self._steps[arm], draws, strict=True
-        ):
-            total = steps[index].sum(axis=1)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                by_category.append(
-                    np.where(total > 0, delivered[index].sum(axis=1) / total, math.nan)
-                )
-        return _mean_of_known(np.stack(by_category))
-
-    def ratio_of_medians(self, draws: list[NDArray[np.int64]]) -> Array:
-        medians = {}
-        for arm, groups in self._tpot.items():
-            drawn = [values[index] for values, index in zip(groups, draws, strict=True)]
-            medians[arm] = _median_of_known(np.concatenate(drawn, axis=1))
-        return medians["baseline"] / medians["candidate"]
-
-    def paired_geomean(self, draws: list[NDArray[np.int64]]) -> Array:
-        """Mean over categories of the mean log ratio, so that every category counts alike."""
-        by_category = [
-            _mean_of_known(np.log(base[index] / mine[index]).T)
-            for base, mine, index in zip(
-                self._tpot["baseline"], self._tpot["candidate"], draws, strict=True
-            )
-        ]
-        return np.asarray(np.exp(_mean_of_known(np.stack(by_category))), dtype=np.float64)
+def _score_interval(
+    found: Measured, tau: Mapping[str, Any], tpot: Mapping[str, Any], rules: Rules
+) -> tuple[float, dict[str, Any] | None] | None:
+    """(half-width, stated coverage) of the score; None where a term has no interval."""
+    if tau["low"] is None or tpot["low"] is None or found.tau is None or found.tpot is None:
+        return None
+    slopes = {"tau": _slope(tau, "tau", rules), "tpot": _slope(tpot, "tpot", rules)}
+    by_prompt = spread_over_prompts(found.tpot)
+    cells = [
+        slopes["tau"] * a + slopes["tpot"] * b
+        for a, b in zip(found.tau.cells, by_prompt, strict=True)
+    ]
+    spread, confidence = measure_spread(cells), rules.statistics.confidence
+    if spread is None or found.replicates is None:
+        return None
+    moved = found.replicates.log_tau - found.tau.log
+    ratio = np.exp(moved)
+    deviations = slopes["tau"] * (ratio - 1) + slopes["tpot"] * np.expm1(found.replicates.tpot)
+    quantile = studentised_quantile(
+        deviations,
+        found.replicates.variance(
+            slopes["tau"] * ratio, slopes["tpot"] * np.exp(found.replicates.tpot)
+        ),
+        confidence=confidence,
+    )
+    if spread.variance and quantile is None:
+        return None
+    half = half_width(spread, confidence=confidence, quantile=quantile)
+    if half is None:
+        return None
+    return half, state_coverage("score", min(found.pairing.sizes), confidence)
 
 
-def _mean_of_known(values: Array) -> Array:
-    """Mean over the first axis without NaN; NaN where nothing is known."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0.0).sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(count > 0, total / count, math.nan), dtype=np.float64)
-
-
-def _median_of_known(values: Array) -> Array:
-    """Median of each row without NaN; NaN where nothing is known."""
-    known = (~np.isnan(values)).sum(axis=1)
-    ordered = np.sort(values, axis=1)  # NaN sorts last
-    rows = np.arange(len(values))
-    upper = ordered[rows, np.minimum(known // 2, values.shape[1] - 1)]
-    lower = ordered[rows, np.maximum((known - 1) // 2, 0)]
-    return np.asarray(np.where(known > 0, (upper + lower) / 2, math.nan), dtype=np.float64)
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _slope(ratio: Mapping[str, Any], name: str, rules: Rules) -> float:
+    """Points of score for a step of 1 in the log of a ratio; 0 where all its interval is capped."""
+    cap = rules.caps[name]
+    if cap is not None and ratio["low"] >= cap:
+        return 0.0
+    points = rules.baseline_score * rules.weights[name] / math.fsum(rules.weights.values())
+    return points * min(float(ratio["value"]), cap if cap is not None else math.inf)

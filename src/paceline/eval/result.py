@@ -12,7 +12,8 @@ from paceline.errors import ResultError
 from paceline.eval.acceptance import describe_acceptance, read_counters_acceptance
 from paceline.eval.conditions import find_deviations, find_invalid
 from paceline.eval.entries import Entry, summarise_arm
-from paceline.eval.ratios import compute_ratios, included_for_tpot
+from paceline.eval.pairing import included_for_tpot
+from paceline.eval.ratios import compute_ratios
 from paceline.methods import METHODS
 from paceline.records import write_json
 from paceline.rules import Rules

@@ -11,7 +11,7 @@ from paceline.errors import PacelineError, ResultError
 from paceline.eval.assemble import compare_with_plain
 from paceline.eval.conditions import describe_cache
 from paceline.eval.entries import build_entries, sum_counters, summarise_arm
-from paceline.eval.ratios import included_for_tpot
+from paceline.eval.pairing import included_for_tpot
 from paceline.eval.result import RESULT_FORMAT, RESULT_NAME, build_verdict, describe_counters
 from paceline.eval.transcript import REQUESTS_NAME, read_transcript
 from paceline.records import read_json, sha256_bytes

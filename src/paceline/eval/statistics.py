@@ -1,65 +1,161 @@
-"""Intervals for figures over prompts: a stratified bootstrap that holds for few prompts.
+"""Spread of a figure over prompts and blocks, and intervals that hold for few prompts.
 
-Prompts are the clusters, categories the strata, and one set of draws serves every arm and every
-term, so paired figures stay paired. Of a category with n prompts each replicate draws n - 1: with n
-draws the variance of a small category is too small by (n - 1) / n, half at two prompts (the
-rescaled bootstrap of Rao and Wu, 1988). The percentiles are widened from the normal to Student's t
-(the expanded percentile interval, Hesterberg 2015).
+A figure comes with its *influence cells*: for each category an array [prompts, blocks] whose means,
+added up, are how far the figure lies from its centre. Prompts are clusters in their category
+(stratum); blocks, where a run has several, are shared by all prompts. Which interval belongs to
+which figure was chosen by simulation: docs/results/coverage.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["draw_resamples", "geometric_mean", "interval", "t_quantile"]
+__all__ = [
+    "MIN_DEGREES_OF_FREEDOM",
+    "Spread",
+    "draw_resamples",
+    "geometric_mean",
+    "half_width",
+    "measure_spread",
+    "t_quantile",
+]
 
+Array = NDArray[np.float64]
+
+# below this the estimated degrees of freedom are too wild for any t interval to hold
+MIN_DEGREES_OF_FREEDOM = 4.0
 _SIMPSON_POINTS = 2001
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Variance of a figure and Satterthwaite's degrees of freedom of that estimate.
+
+    prompts, blocks: the two parts of the variance. freedom_of_prompts: of the first alone.
+    """
+
+    prompts: float
+    blocks: float
+    degrees_of_freedom: float
+    freedom_of_prompts: float
+
+    @property
+    def variance(self) -> float:
+        return self.prompts + self.blocks
+
+    @property
+    def is_measured(self) -> bool:
+        """Enough prompts (and blocks) for an interval, or no spread at all to estimate."""
+        return self.variance == 0 or self.degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM
+
+
+def measure_spread(cells: Sequence[Array]) -> Spread | None:
+    """Spread of a figure from its influence cells; None without two prompts in any category.
+
+    Prompts: sum over categories of s^2 / n. A category of one prompt is given the variance that the
+    others have on average. Blocks: variance of the block means less what the prompts' own noise
+    puts into them, so that noise is counted once.
+    """
+    cells = [cell for cell in cells if cell.size]
+    sizes = np.array([len(cell) for cell in cells])
+    if not cells or sizes.max() < 2:
+        return None
+    means = [cell.mean(axis=1) for cell in cells]
+    freedoms = sizes - 1
+    squares = np.array([float(((mean - mean.mean()) ** 2).sum()) for mean in means])
+    pooled = float(squares.sum() / freedoms.sum())
+    several = sizes >= 2
+    parts = squares[several] / freedoms[several] / sizes[several]
+    lone = float((~several).sum()) * pooled
+    prompts = float(parts.sum()) + lone
+    uncertainty = float((parts**2 / freedoms[several]).sum()) + lone**2 / float(freedoms.sum())
+    of_prompts = prompts**2 / uncertainty if uncertainty > 0 else math.inf
+    blocks = max(0.0, _measure_blocks(cells))
+    if blocks > 0:
+        uncertainty += blocks**2 / (cells[0].shape[1] - 1)
+    total = prompts + blocks
+    return Spread(
+        prompts=prompts,
+        blocks=blocks,
+        degrees_of_freedom=total**2 / uncertainty if uncertainty > 0 else math.inf,
+        freedom_of_prompts=of_prompts,
+    )
+
+
+def _measure_blocks(cells: Sequence[Array]) -> float:
+    """Variance of the mean over blocks that is the blocks' own; 0 for a single block."""
+    num_blocks = int(cells[0].shape[1])
+    if num_blocks < 2:
+        return 0.0
+    by_block = np.sum([cell.mean(axis=0) for cell in cells], axis=0)
+    observed = float(by_block.var(ddof=1)) / num_blocks
+    noise: float = 0.0
+    for cell in cells:
+        if len(cell) < 2:
+            continue
+        rest = cell - cell.mean(axis=1, keepdims=True) - cell.mean(axis=0) + cell.mean()
+        freedom = int((len(cell) - 1) * (num_blocks - 1))
+        noise += float((rest**2).sum()) / freedom / (len(cell) * num_blocks)
+    return observed - noise
+
+
+def half_width(spread: Spread, *, confidence: float, quantile: float | None = None) -> float | None:
+    """Half of an interval, on the scale of the cells; None where it cannot be estimated.
+
+    quantile: a studentised one found by resampling prompts, in place of Student's; blocks widen it
+    as they widen Student's.
+    """
+    if spread.variance == 0:
+        return 0.0
+    if not spread.is_measured:
+        return None
+    tail = (1 + confidence) / 2
+    student = t_quantile(tail, spread.degrees_of_freedom)
+    if quantile is not None:
+        student *= quantile / t_quantile(tail, spread.freedom_of_prompts)
+    return float(student * math.sqrt(spread.variance))
 
 
 def draw_resamples(
     group_sizes: Sequence[int], *, num_resamples: int, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Indices into each group, one array [num_resamples, size - 1] a group; sizes are >= 2.
+    """Indices into each group, drawn with replacement: one array [num_resamples, size] a group.
 
     RandomState, unlike Generator, gives the same numbers in every numpy release, so a score's
     interval can be recomputed elsewhere.
     """
     random = np.random.RandomState(seed)
     return [
-        random.randint(0, size, size=(num_resamples, size - 1)).astype(np.int64)
-        for size in group_sizes
+        random.randint(0, size, size=(num_resamples, size)).astype(np.int64) for size in group_sizes
     ]
 
 
-def interval(
-    replicates: NDArray[np.float64], *, confidence: float, degrees_of_freedom: int
-) -> tuple[float, float]:
-    """(low, high) of the replicates of one figure; degrees of freedom: prompts less categories."""
-    tail = NormalDist().cdf(t_quantile((1 - confidence) / 2, degrees_of_freedom))
-    low, high = np.quantile(replicates, [tail, 1 - tail])
-    return float(low), float(high)
+def t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Quantile of Student's t; the normal's for infinitely many degrees of freedom.
 
-
-def t_quantile(probability: float, degrees_of_freedom: int) -> float:
-    """Quantile of Student's t. With t = sqrt(df) tan(a) its density is c cos(a)^(df - 1)."""
+    With t = sqrt(df) tan(a) its density is c cos(a)^(df - 1). Degrees of freedom are 1 or more and
+    need not be whole.
+    """
     if probability < 0.5:
         return -t_quantile(1 - probability, degrees_of_freedom)
-    df = degrees_of_freedom
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi)
+    df = min(degrees_of_freedom, 1e6)  # 1e-6 from the normal, which needs no case of its own
+    log_scale = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(math.pi) / 2
     weights = np.ones(_SIMPSON_POINTS)
     weights[1:-1:2], weights[2:-1:2] = 4, 2
 
     def above_middle(angle: float) -> float:
-        density = np.cos(np.linspace(0.0, angle, _SIMPSON_POINTS)) ** (df - 1)
-        return scale * float(weights @ density) * angle / (_SIMPSON_POINTS - 1) / 3
+        cosines = np.cos(np.linspace(0.0, angle, _SIMPSON_POINTS))
+        density = np.exp(log_scale + (df - 1) * np.log(np.maximum(cosines, 1e-300)))
+        return float(weights @ density) * angle / (_SIMPSON_POINTS - 1) / 3
 
-    low, high = 0.0, math.pi / 2
+    # beyond 40 standard deviations (wider for few degrees of freedom) there is nothing
+    low, high = 0.0, math.pi / 2 if df < 100 else math.atan(40 / math.sqrt(df))
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if above_middle(middle) < probability - 0.5 else (low, middle)

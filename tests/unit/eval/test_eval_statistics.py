@@ -1,4 +1,4 @@
-"""Quantiles against published tables, draws against a plain loop, coverage by simulation."""
+"""Quantiles against published tables, spreads by hand, draws against their stream."""
 
 from __future__ import annotations
 
@@ -7,27 +7,44 @@ import math
 import numpy as np
 import pytest
 
-from paceline.eval.statistics import draw_resamples, geometric_mean, interval, t_quantile
+from paceline.eval.statistics import (
+    MIN_DEGREES_OF_FREEDOM,
+    Spread,
+    draw_resamples,
+    geometric_mean,
+    half_width,
+    measure_spread,
+    t_quantile,
+)
+
+
+def column(*values: float) -> np.ndarray:
+    """One block."""
+    return np.array(values, dtype=np.float64)[:, None]
 
 
 @pytest.mark.parametrize(
     ("probability", "df", "value"),
     [
         (0.975, 1, 12.7062047362),
+        (0.975, 4.7, 2.6207260754),  # scipy.stats.t.ppf
         (0.975, 8, 2.3060041350),
         (0.95, 30, 1.6972608866),
         (0.975, 312, 1.9675964974),
+        (0.9995, 4, 8.6103015813),
+        (0.975, math.inf, 1.9599639845),
         (0.5, 5, 0.0),
     ],
 )
-def test_t_quantile(probability: float, df: int, value: float) -> None:
-    assert t_quantile(probability, df) == pytest.approx(value, abs=1e-8)
-    assert t_quantile(1 - probability, df) == pytest.approx(-value, abs=1e-8)
+def test_t_quantile(probability: float, df: float, value: float) -> None:
+    tolerance = 1e-8 if math.isfinite(df) else 1e-5
+    assert t_quantile(probability, df) == pytest.approx(value, abs=tolerance)
+    assert t_quantile(1 - probability, df) == pytest.approx(-value, abs=tolerance)
 
 
-def test_draws_are_seeded_and_one_short() -> None:
+def test_draws_are_seeded() -> None:
     draws = draw_resamples([4, 2], num_resamples=1000, seed=7)
-    assert [d.shape for d in draws] == [(1000, 3), (1000, 1)]
+    assert [d.shape for d in draws] == [(1000, 4), (1000, 2)]
     assert set(np.unique(draws[0])) == {0, 1, 2, 3}
     again = draw_resamples([4, 2], num_resamples=1000, seed=7)
     assert all(np.array_equal(a, b) for a, b in zip(draws, again, strict=True))
@@ -36,44 +53,84 @@ def test_draws_are_seeded_and_one_short() -> None:
 
 def test_draws_are_the_frozen_stream() -> None:
     """A result's interval must come out the same elsewhere: these numbers may never change."""
-    draws = draw_resamples([5, 3], num_resamples=2, seed=0)
-    assert draws[0].tolist() == [[4, 0, 3, 3], [3, 1, 3, 2]]
-    assert draws[1].tolist() == [[0, 2], [0, 0]]
+    draws = draw_resamples([4, 2], num_resamples=2, seed=0)
+    assert draws[0].tolist() == [[0, 3, 1, 0], [3, 3, 3, 3]]
+    assert draws[1].tolist() == [[1, 1], [1, 0]]
 
 
-def test_variance_of_a_mean_is_unbiased_in_small_groups() -> None:
-    """Two groups of two: var(mean) by the textbook is mean of s^2/n over groups squared."""
-    values = [np.array([1.0, 5.0]), np.array([2.0, 3.0])]
-    draws = draw_resamples([2, 2], num_resamples=40000, seed=1)
-    means = (values[0][draws[0]].mean(axis=1) + values[1][draws[1]].mean(axis=1)) / 2
-    expected = (np.var(values[0], ddof=1) / 2 + np.var(values[1], ddof=1) / 2) / 4
-    assert np.var(means) == pytest.approx(expected, rel=0.02)
+def test_spread_of_a_mean_of_two_categories() -> None:
+    """Cells of ((1, 5) mean 3, (2, 3, 4) mean 3) / 2: s^2 = 8 and 1, over 4 for the two halves."""
+    spread = measure_spread([column(-2, 2) / 2, column(-1, 0, 1) / 2])
+    assert spread is not None
+    parts = (8 / 4 / 2, 1 / 4 / 3)
+    assert spread.variance == pytest.approx(sum(parts), rel=1e-14)
+    satterthwaite = sum(parts) ** 2 / (parts[0] ** 2 / 1 + parts[1] ** 2 / 2)
+    assert spread.degrees_of_freedom == pytest.approx(satterthwaite, rel=1e-14)
+    assert spread.blocks == 0.0
 
 
-def test_interval_is_the_widened_percentile() -> None:
-    replicates = np.arange(100001) / 100000  # quantile q is q itself
-    low, high = interval(replicates, confidence=0.95, degrees_of_freedom=8)
-    # normal cdf at -2.3060041 is 0.010555; the plain percentile would give 0.025
-    tail = 0.5 * math.erfc(2.3060041350 / math.sqrt(2))
-    assert (low, high) == pytest.approx((tail, 1 - tail), abs=1e-6)
-    assert tail == pytest.approx(0.010555, abs=1e-5)
+def test_equal_categories_add_their_degrees_of_freedom() -> None:
+    spread = measure_spread([column(-1, 0, 1), column(-1, 0, 1), column(-1, 0, 1)])
+    assert spread is not None
+    assert spread.degrees_of_freedom == pytest.approx(6.0)
+
+
+def test_a_lone_prompt_is_given_the_average_variance() -> None:
+    spread = measure_spread([column(-1, 1), column(-2, 0, 2), column(0)])
+    assert spread is not None
+    pooled = (2 + 8) / (1 + 2)
+    assert spread.prompts == pytest.approx(2 / 2 + 4 / 3 + pooled, rel=1e-14)
+
+
+def test_no_category_of_two_has_no_spread() -> None:
+    assert measure_spread([column(0), column(0)]) is None
+    assert measure_spread([]) is None
+    assert measure_spread([np.empty((0, 1)), column(0)]) is None
+
+
+def test_blocks_by_hand() -> None:
+    """Two prompts, three blocks: block shifts of -1, 0 and 1 and nothing else."""
+    cells = [np.array([[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]])]
+    spread = measure_spread(cells)
+    assert spread is not None
+    assert spread.prompts == 0.0
+    assert spread.blocks == pytest.approx(1 / 3)  # s^2 = 1 over three blocks
+    assert spread.degrees_of_freedom == pytest.approx(2.0)
+    assert not spread.is_measured
+
+
+def test_noise_of_prompts_is_not_counted_as_the_blocks() -> None:
+    """Independent noise in every cell: prompts + blocks is the mean's variance, not twice it."""
+    random = np.random.RandomState(1)
+    found = [
+        measure_spread([random.normal(0, 1, (20, 4)), random.normal(0, 1, (20, 4))])
+        for _ in range(400)
+    ]
+    mean = np.mean([spread.prompts for spread in found if spread])
+    assert mean == pytest.approx(2 / 80, rel=0.05)
+    extra = np.mean([spread.blocks for spread in found if spread])
+    assert extra < 0.45 * mean  # cut at 0, so not 0 on average
+
+
+def test_half_width() -> None:
+    spread = Spread(prompts=4.0, blocks=0.0, degrees_of_freedom=8, freedom_of_prompts=8)
+    assert half_width(spread, confidence=0.95) == pytest.approx(2 * 2.3060041350)
+    assert half_width(spread, confidence=0.95, quantile=3.0) == pytest.approx(6.0)
+
+
+def test_blocks_widen_a_studentised_interval_too() -> None:
+    spread = Spread(prompts=3.0, blocks=1.0, degrees_of_freedom=8, freedom_of_prompts=30)
+    widened = 3.0 * 2.3060041350 / 2.0422724563 * 2
+    assert half_width(spread, confidence=0.95, quantile=3.0) == pytest.approx(widened)
+
+
+def test_too_few_degrees_of_freedom_have_no_interval() -> None:
+    few = MIN_DEGREES_OF_FREEDOM - 0.01
+    spread = Spread(prompts=1.0, blocks=0.0, degrees_of_freedom=few, freedom_of_prompts=few)
+    assert half_width(spread, confidence=0.95) is None
+    none = Spread(prompts=0.0, blocks=0.0, degrees_of_freedom=1, freedom_of_prompts=1)
+    assert half_width(none, confidence=0.95) == 0.0
 
 
 def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0, rel=1e-15)
-
-
-def test_coverage_is_sane_for_few_prompts() -> None:
-    """Eight categories of three skewed prompts: a 95 % interval holds the truth about as often."""
-    random = np.random.RandomState(3)
-    centres = random.uniform(0.0, 0.3, size=8)
-    truth, held = float(centres.mean()), 0
-    num_runs = 400
-    draws = draw_resamples([3] * 8, num_resamples=500, seed=0)
-    for _ in range(num_runs):
-        noise = random.exponential(0.2, size=(8, 3)) - 0.2
-        data = centres[:, None] + noise
-        replicates = np.mean([data[c][draws[c]].mean(axis=1) for c in range(8)], axis=0)
-        low, high = interval(replicates, confidence=0.95, degrees_of_freedom=16)
-        held += low <= truth <= high
-    assert 0.91 <= held / num_runs <= 0.99
