@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-__all__ = ["Problem", "require_none", "show_text", "show_value"]
+__all__ = ["Problem", "require_none", "show_text", "show_value", "without_notes"]
 
 _MAX_SHOWN = 120
 _MAX_TEXT = 600
@@ -81,6 +81,11 @@ def _brief(value: Any) -> str:
     if isinstance(value, (list, tuple, dict)) and value:
         return f"({len(value)} items)"
     return show_value(value, limit=40)
+
+
+def without_notes(problems: list[Problem]) -> list[Problem]:
+    """The problems that refuse a folder: all but those of a setting or tensor without effect."""
+    return [problem for problem in problems if not problem.rule.endswith(".unread")]
 
 
 def require_none(problems: list[Problem], error: type[PacelineError], *, folder: str = "") -> None:

@@ -1,16 +1,16 @@
 """The draft folder: what it must hold, how it is read, how it is written."""
 
+from paceline.draft.check import check_config_keys, check_tensors, has_kind
 from paceline.draft.config import build_eagle3_config
 from paceline.draft.contracts import (
     SPEC_KEYS,
     Contract,
     build_contract,
     canonical_name,
-    check_tensors,
+    find_variant,
 )
 from paceline.draft.eagle3 import (
     Eagle3Sizes,
-    TensorRule,
     default_aux_layer_ids,
     read_aux_layer_ids,
     read_eagle3_sizes,
@@ -19,9 +19,13 @@ from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
+from paceline.draft.rows import TensorRule
+from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
+from paceline.draft.table import FAMILIES
 from paceline.draft.write import write_draft
 
 __all__ = [
+    "FAMILIES",
     "INDEX_NAME",
     "SPEC_KEYS",
     "Contract",
@@ -34,13 +38,19 @@ __all__ = [
     "build_eagle3_config",
     "build_mtp_config",
     "canonical_name",
+    "check_config_keys",
     "check_tensors",
     "default_aux_layer_ids",
+    "drafts_in_parallel",
+    "find_variant",
+    "has_kind",
     "list_bundled",
     "read_aux_layer_ids",
     "read_bytes",
+    "read_dflash_layer_ids",
     "read_draft",
     "read_eagle3_sizes",
+    "read_mask_token_id",
     "read_mtp_sizes",
     "resolve_draft",
     "scan_folder",

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.draft.contracts import SPEC_KEYS
+from paceline.draft.check import has_kind
 from paceline.draft.index import INDEX_NAME, check_index
+from paceline.draft.rows import Key
+from paceline.draft.table import FAMILIES
 from paceline.methods import METHODS
 from paceline.problems import Problem, show_value
 from paceline.safetensors_header import (
@@ -51,7 +53,7 @@ class FolderScan:
     def family(self) -> str | None:
         """The declared family, if it is one with a draft folder."""
         name = (self.spec or {}).get("family")
-        return name if isinstance(name, str) and name in SPEC_KEYS else None
+        return name if isinstance(name, str) and name in FAMILIES else None
 
     @property
     def tensors_by_file(self) -> dict[str, dict[str, TensorInfo]]:
@@ -208,7 +210,7 @@ def _scan_headers(path: Path, names: list[str]) -> tuple[dict[str, Header], list
 def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
     """The family, K and the family's own settings; an unknown key is an error."""
     family = spec.get("family")
-    if not isinstance(family, str) or family not in SPEC_KEYS:
+    if not isinstance(family, str) or family not in FAMILIES:
         known = isinstance(family, str) and family in METHODS
         return [
             Problem(
@@ -216,7 +218,7 @@ def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
                 file="spec.json",
                 where="family",
                 found=show_value(family),
-                expected=" or ".join(sorted(SPEC_KEYS)),
+                expected=" or ".join(sorted(FAMILIES)),
                 message=(
                     f"family '{family}' has no draft folder"
                     if known
@@ -226,36 +228,23 @@ def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
             )
         ]
     problems = []
+    settings = FAMILIES[family].spec
     for key in spec:
-        if key not in SPEC_KEYS[family]:
+        if key not in ("family", *settings):
             problems.append(
                 Problem(
                     rule="spec.keys",
                     file="spec.json",
                     where=show_value(key),
                     found=show_value(spec[key]),
-                    expected=", ".join(SPEC_KEYS[family]),
+                    expected=", ".join(("family", *settings)),
                     message=f"'{show_value(key)}' is not a setting of family {family}",
                     fix="Remove it: the grader would ignore or refuse it.",
                 )
             )
-    counts = {key: spec.get(key) for key in SPEC_KEYS[family] if key != "family"}
-    for key, value in counts.items():
-        if value is None and key != "num_speculative_tokens":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            problems.append(
-                Problem(
-                    rule="k.range",
-                    file="spec.json",
-                    where=key,
-                    found=show_value(value),
-                    expected="a whole number of at least 1",
-                    message=f"'{key}' is missing" if value is None else f"'{key}' is not a count",
-                    fix=f'Write for example "{key}": 3.',
-                )
-            )
-    low, high = counts.get("prompt_lookup_min"), counts.get("prompt_lookup_max")
+    for key, rule in settings.items():
+        problems += _check_setting(key, spec.get(key), rule)
+    low, high = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
     if not problems and low is not None and high is not None and low > high:
         problems.append(
             Problem(
@@ -269,3 +258,46 @@ def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
             )
         )
     return problems
+
+
+def _check_setting(key: str, value: Any, rule: Key) -> list[Problem]:
+    if value is None and not rule.required:
+        return []
+    if rule.choices:
+        if value in rule.choices:
+            return []
+        words = " or ".join(rule.choices)
+        return [
+            Problem(
+                rule="spec.keys",
+                file="spec.json",
+                where=key,
+                found=show_value(value),
+                expected=words,
+                message=f"'{key}' is {show_value(value)!r}",
+                fix=f"Write {words}, or leave it out.",
+            )
+        ]
+    low = 0.0 if rule.low is None else rule.low
+    # the upper end of K is the contest's and the server's matter
+    top = None if key == "num_speculative_tokens" else rule.high
+    if has_kind(value, rule.kind) and low <= value and (top is None or value <= top):
+        return []
+    is_count = rule.kind == "int" and low == 1
+    return [
+        Problem(
+            rule="k.range",
+            file="spec.json",
+            where=key,
+            found=show_value(value),
+            expected="a whole number of at least 1"
+            if is_count
+            else f"{rule.kind} from {low:g} to {rule.high:g}",
+            message=f"'{key}' is missing"
+            if value is None
+            else f"'{key}' is not a count"
+            if is_count
+            else f"'{key}' is out of range",
+            fix=f'Write for example "{key}": {3 if is_count else 1}.',
+        )
+    ]

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.draft.eagle3 import TensorRule
+from paceline.draft.rows import TensorRule, build_rules
+from paceline.draft.sizes import read_mtp
+from paceline.draft.table import FAMILIES
 from paceline.errors import DraftError, TargetError
-from paceline.problems import show_value
 from paceline.records import atomic_folder, read_json, write_json
 from paceline.safetensors_header import read_header
 
@@ -40,46 +41,12 @@ __all__ = [
     "stitch_target",
 ]
 
-MTP_ARCHITECTURES = ("Qwen3_5ForCausalLM",)
-MTP_MODEL_TYPES = ("qwen3_5_text",)
+_VARIANT = FAMILIES["mtp"].variants[0]
+MTP_ARCHITECTURES = _VARIANT.architectures
+MTP_MODEL_TYPES = _VARIANT.model_types
+MTP_CONFIG_KEYS = {key: rule.kind for key, rule in _VARIANT.keys.items()}
 _MTP_FILE = "mtp.safetensors"
 _INDEX = "model.safetensors.index.json"
-
-MTP_CONFIG_KEYS: dict[str, str] = {
-    "architectures": "str list",
-    "model_type": "str",
-    "hidden_size": "int",
-    "intermediate_size": "int",
-    "num_hidden_layers": "int",
-    "num_attention_heads": "int",
-    "num_key_value_heads": "int",
-    "head_dim": "int",
-    "vocab_size": "int",
-    "max_position_embeddings": "int",
-    "rms_norm_eps": "float",
-    "hidden_act": "str",
-    "rope_parameters": "object",
-    "partial_rotary_factor": "number",
-    "attention_bias": "bool",
-    "attention_dropout": "number",
-    "attn_output_gate": "bool",
-    "layer_types": "str list",
-    "full_attention_interval": "int",
-    "linear_conv_kernel_dim": "int",
-    "linear_key_head_dim": "int",
-    "linear_num_key_heads": "int",
-    "linear_num_value_heads": "int",
-    "linear_value_head_dim": "int",
-    "mtp_num_hidden_layers": "int",
-    "tie_word_embeddings": "bool",
-    "dtype": "str",
-    "initializer_range": "float",
-    "use_cache": "bool",
-    "bos_token_id": "int",
-    "eos_token_id": "int or int list",
-    "pad_token_id": "int",
-    "transformers_version": "str",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,71 +65,24 @@ class MtpSizes:
 
 def read_mtp_sizes(config: Mapping[str, Any]) -> MtpSizes:
     """Reads the sizes; raises DraftError for one that is missing or senseless."""
-    layers = _size(config, "mtp_num_hidden_layers")
-    if layers != 1:
-        raise DraftError(
-            f"'mtp_num_hidden_layers' is {layers}",
-            where="config.json: mtp_num_hidden_layers",
-            expected="1, a layer that vLLM runs K times",
-        )
+    numbers = read_mtp(config).numbers
     return MtpSizes(
-        hidden_size=_size(config, "hidden_size"),
-        intermediate_size=_size(config, "intermediate_size"),
-        num_attention_heads=_size(config, "num_attention_heads"),
-        num_key_value_heads=_size(config, "num_key_value_heads"),
-        head_dim=_size(config, "head_dim"),
-        vocab_size=_size(config, "vocab_size"),
-        attn_output_gate=config.get("attn_output_gate", True) is True,
+        hidden_size=numbers["hidden_size"],
+        intermediate_size=numbers["intermediate_size"],
+        num_attention_heads=numbers["num_attention_heads"],
+        num_key_value_heads=numbers["num_key_value_heads"],
+        head_dim=numbers["head_dim"],
+        vocab_size=numbers["vocab_size"],
+        attn_output_gate=numbers["query_parts"] == 2,
         attention_bias=config.get("attention_bias", False) is True,
     )
 
 
-def _size(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**26:
-        raise DraftError(
-            f"'{key}' is missing" if value is None else f"'{key}' is {show_value(value)}",
-            where=f"config.json: {key}",
-            expected="a whole number from 1 to 67,108,864",
-            fix="State the target's own size.",
-        )
-    return value
-
-
 def build_mtp_rules(sizes: MtpSizes) -> dict[str, TensorRule]:
     """Every tensor of the head by its name in the file."""
-    hidden, inter, head = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    query, key = sizes.num_attention_heads * head, sizes.num_key_value_heads * head
-    gate = 2 if sizes.attn_output_gate else 1
-    one, many = f"hidden_size {hidden}", f"intermediate_size {inter}"
-    q_rows = f"{sizes.num_attention_heads} heads x head_dim {head}"
-    k_rows = f"{sizes.num_key_value_heads} key-value heads x head_dim {head}"
-    double = f"{q_rows} x 2, with the output gate" if gate == 2 else q_rows
-    layer = "mtp.layers.0"
-    rules = {
-        "mtp.fc.weight": TensorRule(shape=(hidden, 2 * hidden), rows=one, columns=f"2 x {one}")
-    }
-    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
-        rules[f"mtp.{name}.weight"] = TensorRule(shape=(hidden,), rows=one)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        rules[f"{layer}.{name}.weight"] = TensorRule(shape=(hidden,), rows=one)
-    for name in ("q_norm", "k_norm"):
-        rules[f"{layer}.self_attn.{name}.weight"] = TensorRule(
-            shape=(head,), rows=f"head_dim {head}"
-        )
-    for name, shape, rows, columns, has_bias in (
-        ("self_attn.q_proj", (gate * query, hidden), double, one, sizes.attention_bias),
-        ("self_attn.k_proj", (key, hidden), k_rows, one, sizes.attention_bias),
-        ("self_attn.v_proj", (key, hidden), k_rows, one, sizes.attention_bias),
-        ("self_attn.o_proj", (hidden, query), one, q_rows, False),
-        ("mlp.gate_proj", (inter, hidden), many, one, False),
-        ("mlp.up_proj", (inter, hidden), many, one, False),
-        ("mlp.down_proj", (hidden, inter), one, many, False),
-    ):
-        rules[f"{layer}.{name}.weight"] = TensorRule(shape=shape, rows=rows, columns=columns)
-        if has_bias:
-            rules[f"{layer}.{name}.bias"] = TensorRule(shape=shape[:1], rows=rows)
-    return rules
+    config = {**asdict(sizes), "mtp_num_hidden_layers": 1}
+    rules = build_rules(_VARIANT, read_mtp(config))
+    return {name: rule for name, rule in rules.items() if rule.required}
 
 
 def build_mtp_config(target: TargetFacts, *, dtype: str = "bfloat16") -> dict[str, Any]:

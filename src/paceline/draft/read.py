@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.draft.contracts import build_contract, canonical_name, check_tensors
+from paceline.draft.check import check_config_keys, check_tensors
+from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
 from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError
 from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
 from paceline.methods import METHODS
-from paceline.problems import require_none
+from paceline.problems import require_none, without_notes
 from paceline.records import sha256_file
 from paceline.safetensors_header import Header, TensorInfo
 from paceline.target import cache_folder
@@ -23,6 +24,7 @@ __all__ = ["Draft", "list_bundled", "read_draft", "resolve_draft"]
 
 _BUNDLED = Path(__file__).parent / "bundled"
 _CONTENT = (".json", ".safetensors")
+_NOT_PARAMETERS = frozenset({"d2t", "t2d", "token_map"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Draft:
 
     tensors: by canonical name (`midlayer.*`); tensor_files: canonical name -> file;
     headers: file -> its header. files_bytes: all json and safetensors files. num_parameters:
-    elements of all tensors but d2t and t2d. sha256: over names and contents of those files.
+    elements of all tensors but vocabulary maps. sha256: over names and contents of those files.
     """
 
     path: Path
@@ -77,8 +79,7 @@ def resolve_draft(spec: str) -> Path:
     names = ", ".join(list_bundled())
     raise DraftError(
         f"there is no draft '{spec}'",
-        expected="a folder, owner/name@commit"
-        + (f", or a bundled name: {names}" if names else ""),
+        expected="a folder, owner/name@commit" + (f", or a bundled name: {names}" if names else ""),
         fix="Check the spelling, or train one with `paceline train`.",
     )
 
@@ -101,9 +102,14 @@ def read_draft(path: str | Path) -> Draft:
     family: str = spec["family"]
     if METHODS[family].has_weights:
         _require_weights(path, scan.config, scan.headers)
-        contract = build_contract(family, config)
-        require_none(check_tapped_layers(config), DraftError, folder=str(path))
-        require_none(check_tensors(contract, scan.tensors_by_file), DraftError, folder=str(path))
+    contract = build_contract(family, config)
+    if METHODS[family].has_weights:
+        for problems in (
+            check_config_keys(family, config),
+            check_tapped_layers(config) if family == "eagle3" else [],
+            check_tensors(contract, scan.tensors_by_file),
+        ):
+            require_none(without_notes(problems), DraftError, folder=str(path))
     elif scan.config is not None or scan.headers:
         raise DraftError(
             f"family {family} has no weights, but the folder holds config.json or weights",
@@ -111,7 +117,7 @@ def read_draft(path: str | Path) -> Draft:
             expected="spec.json alone",
             fix="Remove the other files, or name the right family in spec.json.",
         )
-    return _build_draft(path, family, spec, config, scan.metadata or {}, scan.headers)
+    return _build_draft(path, contract, spec, config, scan.metadata or {}, scan.headers)
 
 
 def _require_weights(
@@ -129,7 +135,7 @@ def _require_weights(
 
 def _build_draft(
     path: Path,
-    family: str,
+    contract: Contract,
     spec: dict[str, Any],
     config: dict[str, Any],
     metadata: dict[str, Any],
@@ -141,7 +147,7 @@ def _build_draft(
         if item.suffix in _CONTENT and item.is_file() and not item.is_symlink()
     )
     tensors = {
-        canonical_name(name): tensor
+        contract.canonical(name): tensor
         for header in headers.values()
         for name, tensor in header.tensors.items()
     }
@@ -150,7 +156,7 @@ def _build_draft(
         digest.update(f"{file.name}\0{sha256_file(file)}\n".encode())
     return Draft(
         path=path,
-        family=family,
+        family=contract.family,
         num_speculative_tokens=spec["num_speculative_tokens"],
         config=config,
         spec=spec,
@@ -158,13 +164,13 @@ def _build_draft(
         headers=headers,
         tensors=tensors,
         tensor_files={
-            canonical_name(name): file
+            contract.canonical(name): file
             for file, header in headers.items()
             for name in header.tensors
         },
         files_bytes=sum(file.stat().st_size for file in files),
         num_parameters=sum(
-            tensor.num_elements for name, tensor in tensors.items() if name not in {"d2t", "t2d"}
+            tensor.num_elements for name, tensor in tensors.items() if name not in _NOT_PARAMETERS
         ),
         sha256=digest.hexdigest(),
     )

@@ -1,7 +1,8 @@
 """Tapped layers, as far as config.json alone can be wrong about them.
 
 vLLM 0.31.0 sorts the ids and drops repeats. The width of fc follows num_aux_hidden_states, else
-the length of the list inside eagle_config, else 3: never the length of the top-level list.
+the length of the list inside eagle_config, else 3: never the length of the top-level list. Only
+Qwen3's variant also counts the top-level list, and has num_aux_layers before all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.draft.eagle3 import read_aux_layer_ids
+from paceline.draft.sizes import read_aux_layer_ids
 from paceline.problems import Problem, show_value
 
 __all__ = ["AUX_KEY", "check_tapped_layers"]
@@ -38,8 +39,11 @@ def check_tapped_layers(config: Mapping[str, Any]) -> list[Problem]:
                 fix="Train with ascending ids and state them so.",
             )
         )
+    is_qwen3 = config.get("model_type") == "qwen3"
     stated = config.get("num_aux_hidden_states")
-    built = stated
+    if is_qwen3 and config.get("num_aux_layers") is not None:
+        stated = config["num_aux_layers"]
+    built = len(ids) if stated is None and is_qwen3 else stated
     if built is None:
         nested = config.get("eagle_config")
         inner = nested.get(AUX_KEY) if isinstance(nested, Mapping) else None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.draft.contracts import build_contract, check_tensors
+from paceline.draft.check import check_config_keys, check_tensors
+from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import check_spec
 from paceline.draft.read import Draft, read_draft
 from paceline.draft.taps import check_tapped_layers
@@ -59,18 +60,14 @@ def write_draft(
     }
     require_none(check_spec(full_spec), DraftError, folder=str(out_dir))
     contract = build_contract(family, config)
-    require_none(check_tapped_layers(config), DraftError, folder=str(out_dir))
-    unknown = sorted(set(config) - set(contract.config_keys))
-    if unknown:
-        raise DraftError(
-            f"config key '{unknown[0]}' has no meaning for family {family}",
-            where=f"{out_dir}/config.json",
-            expected="only keys of the contract",
-        )
     infos = {name: _describe(name, tensor) for name, tensor in tensors.items()}
-    require_none(
-        check_tensors(contract, {"model.safetensors": infos}), DraftError, folder=str(out_dir)
-    )
+    # stricter than the reader: what vLLM would ignore is not written at all
+    for problems in (
+        check_config_keys(family, config),
+        check_tapped_layers(config) if family == "eagle3" else [],
+        check_tensors(contract, {"model.safetensors": infos}),
+    ):
+        require_none(problems, DraftError, folder=str(out_dir))
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise DraftError(
@@ -81,7 +78,7 @@ def write_draft(
             )
     with atomic_folder(out_dir, replace=replace) as folder:
         write_json(folder / "spec.json", full_spec)
-        write_json(folder / "metadata.json", _tell_shared(metadata, tensors, family))
+        write_json(folder / "metadata.json", _tell_shared(metadata, tensors, contract))
         if METHODS[family].has_weights:
             write_json(folder / "config.json", config)
             _save(folder / "model.safetensors", tensors)
@@ -90,11 +87,11 @@ def write_draft(
 
 
 def _tell_shared(
-    metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], family: str
+    metadata: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], contract: Contract
 ) -> dict[str, Any]:
     """Records which layers the draft borrows from the target, so that a check can tell."""
     result = dict(metadata)
-    if METHODS[family].has_weights:
+    if contract.variant is not None and contract.variant.shared:
         trained = dict(result.get("trained") or {})
         for key, name in (("embeddings", "embed_tokens.weight"), ("lm_head", "lm_head.weight")):
             trained.setdefault(key, "own" if name in tensors else "shared with the target")

@@ -189,7 +189,7 @@ def _eagle3(design: Design, shape: TargetShape) -> list[DraftTensor]:
     parts = {"fc.weight": "fuse", "lm_head.weight": "head", "embed_tokens.weight": "embedding"}
     found = []
     for name, rule in build_contract("eagle3", config).tensors.items():
-        if name == "t2d" or not own.get(name, True):
+        if name == "t2d" or rule.unread or not own.get(name, True):
             continue
         part = "norm" if len(rule.shape) == 1 else "layers"
         part = "map" if name == "d2t" else parts.get(name, part)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.draft.eagle3 import EAGLE3_ARCHITECTURES, EAGLE3_CONFIG_KEYS, EAGLE3_MODEL_TYPES
-from paceline.problems import show_value
+from paceline.draft import check_config_keys, find_variant, has_kind
 from paceline.validate.case import Case
-from paceline.validate.report import Finding, finding
+from paceline.validate.report import Finding, finding, from_problem
 
-__all__ = ["check_code_keys", "check_config", "check_types"]
+__all__ = ["check_code_keys", "check_config", "check_keys"]
 
 _FILE = "config.json"
 _CODE_KEYS = {
@@ -29,24 +28,7 @@ _CODE_KEYS = {
 }
 # Read by validate.quantization.
 _OF_OTHERS = ("quantization_config", "compression_config")
-_EAGLE_CONFIG_KEYS = {
-    "eagle_aux_hidden_state_layer_ids": "int list",
-    "use_aux_hidden_state": "bool",
-    "norm_before_fc": "bool",
-}
-# null does not stand for "not stated" here: the config class or the model of vLLM stops at it.
-_NEVER_NULL = (
-    "rms_norm_eps",
-    "hidden_act",
-    "attention_bias",
-    "mlp_bias",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "initializer_range",
-    "use_cache",
-    "target_hidden_size",
-    "logit_scale",
-)
+_SPECULATORS = "speculators_config"
 
 
 def _find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -60,30 +42,6 @@ def _find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _find_code_keys(inner, f"{path}[{index}]")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _has_type(value: Any, kind: str) -> bool:
-    if kind == "int":
-        return _is_int(value)
-    if kind == "number":
-        return _is_int(value) or isinstance(value, float)
-    if kind == "float":  # the config class refuses a whole number here
-        return isinstance(value, float)
-    if kind == "bool":
-        return isinstance(value, bool)
-    if kind == "str":
-        return isinstance(value, str)
-    if kind == "object":
-        return isinstance(value, dict)
-    if kind == "str list":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if kind == "int list":
-        return isinstance(value, list) and all(_is_int(item) for item in value)
-    return _is_int(value) or _has_type(value, "int list")
 
 
 def check_code_keys(case: Case) -> Iterator[Finding]:
@@ -102,105 +60,30 @@ def check_code_keys(case: Case) -> Iterator[Finding]:
 
 
 def check_config(case: Case) -> Iterator[Finding]:
-    """Rules that need config.json alone."""
-    config = case.config
+    """Rules that need config.json alone: the table of contracts, and what only EAGLE-3 has."""
     yield from check_code_keys(case)
-    yield from _check_keys(config)
-    yield from check_types(config, EAGLE3_CONFIG_KEYS, "")
-    yield from _check_nulls(config)
-    eagle_config = config.get("eagle_config")
-    if isinstance(eagle_config, dict):
-        yield from check_types(eagle_config, _EAGLE_CONFIG_KEYS, "eagle_config.")
-    yield from _check_architecture(config)
-    yield from _check_norms(config)
+    for item in check_keys(case, "eagle3"):
+        if (item.rule, item.where) != ("cfg.unread", "tie_word_embeddings"):  # told as cfg.tie
+            yield item
+    yield from _check_norms(case.config)
 
 
-def _check_keys(config: Mapping[str, Any]) -> Iterator[Finding]:
-    special = {
-        "speculators_config": (
+def check_keys(case: Case, family: str) -> Iterator[Finding]:
+    """Keys, types, ranges, architecture and model_type, as the table of contracts has them."""
+    if _SPECULATORS in case.config:
+        yield finding(
             "cfg.spec",
+            _FILE,
             "the speculators format fixes method and target by itself",
-            "Write a plain config.json; the method belongs in spec.json.",
-        ),
-    }
-    nested = config.get("eagle_config")
-    inner = nested if isinstance(nested, dict) else {}
-    for key in config:
-        if key in special:
-            rule, message, fix = special[key]
-            yield finding(rule, _FILE, message, where=key, found=key, expected="no key", fix=fix)
-        elif key not in EAGLE3_CONFIG_KEYS and key not in (*_CODE_KEYS, *_OF_OTHERS):
-            yield _unknown(key)
-    for key in inner:
-        if key not in _EAGLE_CONFIG_KEYS and key not in _CODE_KEYS:
-            yield _unknown(f"eagle_config.{key}")
-
-
-def _unknown(key: str) -> Finding:
-    return finding(
-        "cfg.unknown",
-        _FILE,
-        f"'{show_value(key)}' is not a config key of family eagle3",
-        where=key,
-        found=key,
-        expected="a key that vLLM's EAGLE-3 draft reads",
-        fix="Remove it.",
-    )
-
-
-def check_types(
-    config: Mapping[str, Any], kinds: Mapping[str, str], prefix: str
-) -> Iterator[Finding]:
-    for key, kind in kinds.items():
-        value = config.get(key)
-        if value is not None and not _has_type(value, kind):
-            yield finding(
-                "json.type",
-                _FILE,
-                f"'{prefix}{key}' has the wrong type",
-                where=f"{prefix}{key}",
-                found=value,
-                expected=kind,
-                fix="A number is written without quotes, true and false are not numbers.",
-            )
-
-
-def _check_nulls(config: Mapping[str, Any]) -> Iterator[Finding]:
-    for key in _NEVER_NULL:
-        if key in config and config[key] is None:
-            yield finding(
-                "json.type",
-                _FILE,
-                f"'{key}' is null, and vLLM stops at it while loading",
-                where=key,
-                found=None,
-                expected=f"{EAGLE3_CONFIG_KEYS[key]}, or no key",
-                fix="State the value of training, or remove the key.",
-            )
-
-
-def _check_architecture(config: Mapping[str, Any]) -> Iterator[Finding]:
-    names = config.get("architectures")
-    if names != [EAGLE3_ARCHITECTURES[0]] and names != [EAGLE3_ARCHITECTURES[1]]:
-        yield finding(
-            "cfg.arch",
-            _FILE,
-            "the architecture is not that of an EAGLE-3 draft" if names else "names no class",
-            where="architectures",
-            found=names,
-            expected=f'["{EAGLE3_ARCHITECTURES[0]}"]',
-            fix="Another class would be built, or none.",
+            where=_SPECULATORS,
+            found=_SPECULATORS,
+            expected="no key",
+            fix="Write a plain config.json; the method belongs in spec.json.",
         )
-    if config.get("model_type") not in EAGLE3_MODEL_TYPES:
-        yield finding(
-            "cfg.model_type",
-            _FILE,
-            "the model_type can make vLLM run another method",
-            where="model_type",
-            found=config.get("model_type"),
-            expected="llama",
-            fix='Write "model_type": "llama".',
-        )
+    variant = find_variant(family, case.config)
+    never = variant.never if variant is not None else {}
+    skip = {*_CODE_KEYS, *_OF_OTHERS, _SPECULATORS} - set(never)
+    yield from map(from_problem, check_config_keys(family, case.config, skip=skip))
 
 
 def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -216,7 +99,7 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             fix="State it.",
             severity="warning",
         )
-    elif _has_type(eps, "number") and not 1e-12 <= eps <= 1e-2:
+    elif has_kind(eps, "number") and not 1e-12 <= eps <= 1e-2:
         yield finding(
             "cfg.eps",
             _FILE,
@@ -236,17 +119,6 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             found="nothing",
             expected="true or false, as in training",
             fix="State it; the wrong value only shows as lower acceptance.",
-        )
-    act = config.get("hidden_act")
-    if act is not None and act != "silu":
-        yield finding(
-            "cfg.act",
-            _FILE,
-            "vLLM's Llama layer has one activation",
-            where="hidden_act",
-            found=act,
-            expected="silu",
-            fix="Train the draft with silu.",
         )
     if config.get("tie_word_embeddings") is True:
         yield finding(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from paceline.draft import build_contract, build_mtp_config, check_tensors
-from paceline.draft.mtp import MTP_ARCHITECTURES, MTP_CONFIG_KEYS, MTP_MODEL_TYPES
 from paceline.errors import DraftError
 from paceline.problems import show_value
 from paceline.validate.case import Case
-from paceline.validate.config import check_code_keys, check_types
+from paceline.validate.config import check_code_keys, check_keys
 from paceline.validate.content import check_parameters
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -30,34 +28,13 @@ _OF_TARGET = {
     "hidden_act": "cfg.act",
     "max_position_embeddings": "cfg.pos",
 }
-_INEXPRESSIBLE = {
-    "quantization_config": "vLLM gives an MTP head the target's quantisation; one of its own cannot"
-    " be expressed",
-    "draft_vocab_size": "vLLM gives an MTP head the target's whole vocabulary; a smaller one cannot"
-    " be expressed",
-}
 
 
 def check_mtp(case: Case) -> Iterator[Finding]:
     """Config, tensors, and the fit to the target."""
     config = case.config
     yield from check_code_keys(case)
-    yield from _check_keys(config)
-    yield from check_types(config, MTP_CONFIG_KEYS, "")
-    for key, allowed, rule in (
-        ("architectures", [*MTP_ARCHITECTURES], "cfg.arch"),
-        ("model_type", MTP_MODEL_TYPES[0], "cfg.model_type"),
-    ):
-        if config.get(key) != allowed:
-            yield finding(
-                rule,
-                _FILE,
-                "this is not the config of a Qwen3.5 target, from which vLLM builds the MTP head",
-                where=key,
-                found=config.get(key),
-                expected=show_value(allowed),
-                fix="Copy the target's text config.",
-            )
+    yield from check_keys(case, "mtp")
     try:
         contract = build_contract("mtp", config, case.target)
     except DraftError as problem:
@@ -75,21 +52,6 @@ def check_mtp(case: Case) -> Iterator[Finding]:
             yield from map(from_problem, check_tensors(contract, case.scan.tensors_by_file))
     yield from check_parameters(case)
     yield from _check_target(case)
-
-
-def _check_keys(config: dict[str, Any]) -> Iterator[Finding]:
-    for key in config:
-        if key not in MTP_CONFIG_KEYS:
-            reason = _INEXPRESSIBLE.get(key)
-            yield finding(
-                "q.method" if key == "quantization_config" else "cfg.unknown",
-                _FILE,
-                reason or f"'{show_value(key)}' is not a config key of family mtp",
-                where=key,
-                found=key,
-                expected="a key of the target's text config",
-                fix="Remove it." if reason is None else "Remove it, or use the family eagle3.",
-            )
 
 
 def _check_target(case: Case) -> Iterator[Finding]:

@@ -77,7 +77,7 @@ def test_model_free_draft(tmp_path: Path) -> None:
         ({"config": {"hidden_size": REMOVE}, "weights_follow_config": False}, "hidden_size"),
         ({"config": {AUX: [2, 1, 3]}}, "not ascending"),
         ({"config": {AUX: [1, 2], "num_aux_hidden_states": REMOVE}}, "builds fc for 3"),
-        ({"spec": {"family": "medusa"}}, "medusa"),
+        ({"spec": {"family": "hydra"}}, "hydra"),
         ({"spec": {"num_speculative_tokens": 0}}, "num_speculative_tokens"),
         ({"spec": {"num_speculative_tokens": True}}, "num_speculative_tokens"),
         ({"spec": {"temperature": 1}}, "temperature"),
@@ -170,7 +170,7 @@ def test_a_written_full_vocabulary_draft_passes_too(tmp_path: Path) -> None:
         ({"fc.weight": None}, "fc.weight"),
         ({"fc.weight": torch.zeros(16, 32, dtype=torch.bfloat16)}, "fc expects 2 x 16"),
         ({"norm.weight": torch.zeros(16, dtype=torch.float64)}, "F64"),
-        ({"d2t": torch.zeros(16, dtype=torch.int32)}, "I32"),
+        ({"d2t": torch.zeros(16, dtype=torch.int16)}, "int16"),
         ({"more": torch.zeros(1)}, "no place"),
         ({"norm.weight": torch.full((16,), float("nan"))}, "NaN"),
     ],
@@ -188,7 +188,7 @@ def test_nothing_is_written_when_a_tensor_is_wrong(
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     for change, reason in (
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
-        ({"family": "medusa"}, "medusa"),
+        ({"family": "hydra"}, "hydra"),
         ({"config": build_config(auto_map={})}, "auto_map"),
         ({"spec": {"block_size": 3}}, "block_size"),
     ):

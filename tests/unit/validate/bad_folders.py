@@ -162,7 +162,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "cfg.auto_map": changed_config(rope_parameters={"auto_map": {"AutoModel": "x.Y"}}),
     "cfg.unknown": changed_config(speculative_magic=3),
     "cfg.missing": changed_config(intermediate_size=REMOVE),
-    "cfg.arch": changed_config(architectures=["LlamaForCausalLM"]),
+    "cfg.arch": changed_config(architectures=["MistralForCausalLM"]),
     "cfg.model_type": changed_config(model_type="qwen3_next"),
     "cfg.family": changed_spec(family="mtp"),
     "cfg.spec": changed_config(speculators_config={"algorithm": "eagle3"}),
@@ -203,7 +203,10 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "ten.missing": changed_tensors(fc__weight=REMOVE),
     "ten.extra": changed_tensors(secret=random_bf16(4, seed=1)),
     "ten.shape": changed_tensors(norm__weight=random_bf16(17, seed=1)),
-    "ten.dtype": changed_tensors(d2t=("I32", (16,), b"\0" * 64)),
+    "ten.dtype": changed_tensors(d2t=("I16", (16,), b"\0" * 32)),
+    "ten.unread": changed_tensors(
+        midlayer__self_attn__rotary_emb__inv_freq=("F32", (2,), b"\0" * 8)
+    ),
     "ten.params": lambda folder: build_draft(folder),  # against limits of 100 parameters
     "ten.lm_head": lambda folder: build_draft(folder, config={"draft_vocab_size": 64}),
     "ten.embed": changed_tensors(embed_tokens__weight=random_bf16(64, 16, seed=7)),
@@ -218,6 +221,9 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
         midlayer__mlp__gate_proj__weight=random_bf16(32, 16, seed=3),
         midlayer__mlp__up_proj__weight=random_bf16(32, 16, seed=3),
     ),
+    "cfg.value": lambda folder: _mtp(folder, k=3, layers=1, attention_bias=True),
+    "cfg.unread": lambda folder: _medusa(folder, k=3, topk=5),
+    "cfg.mask": changed_config(mask_token_id=64),
     "cfg.moe": changed_config(num_experts=8),
     "cfg.mtp_div": lambda folder: _mtp(folder, k=3, layers=2),
     "cfg.medusa": lambda folder: _medusa(folder, k=4),
@@ -234,15 +240,15 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def _mtp(folder: Path, *, k: int, layers: int) -> Path:
+def _mtp(folder: Path, *, k: int, layers: int, **more: object) -> Path:
     return build_draft(
         folder,
         spec={"family": "mtp", "num_speculative_tokens": k},
-        config={"mtp_num_hidden_layers": layers},
+        config={"mtp_num_hidden_layers": layers, **more},
     )
 
 
-def _medusa(folder: Path, *, k: int, kept: list[int] | None = None) -> Path:
+def _medusa(folder: Path, *, k: int, kept: list[int] | None = None, **more: object) -> Path:
     """Three heads on the toy target; with `kept`, a vocabulary of these ids."""
     build_draft(folder, spec={"family": "medusa", "num_speculative_tokens": k})
     config = {
@@ -254,6 +260,7 @@ def _medusa(folder: Path, *, k: int, kept: list[int] | None = None) -> Path:
         "num_hidden_layers": 1,
         "original_lm_head": True,
         "dtype": "bfloat16",
+        **more,
     }
     tensors = {f"blocks.{i}.layers.0.weight": random_bf16(16, 16, seed=i) for i in range(3)}
     rows = 64
