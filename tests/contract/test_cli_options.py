@@ -64,7 +64,16 @@ OPTIONS: dict[str, list[str]] = {
     "submit": ["--deep", "--listed", "--rules", "--target", "draft", "repo"],
     "target show": ["--json", "target"],
     "train": ["--data", "--device", "--out", "--resume", "--target", "recipe"],
-    "validate": ["--deep", "--json", "--rules", "--strict", "--target", "draft"],
+    "validate": [
+        "--deep",
+        "--explain",
+        "--json",
+        "--junit",
+        "--rules",
+        "--strict",
+        "--target",
+        "draft",
+    ],
 }
 
 

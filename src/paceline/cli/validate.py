@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import console, plural, print_hanging, say
+from paceline.cli.console import console, plural, print_facts, print_hanging, say
+
+if TYPE_CHECKING:
+    from paceline.validate import Finding, Report, Rule
 
 __all__ = ["print_findings", "validate"]
 
 
 def validate(
-    draft: Annotated[str, typer.Argument(help="A draft folder or a bundled draft's name.")],
+    draft: Annotated[
+        str | None, typer.Argument(help="A draft folder or a bundled draft's name.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option("--target", help="The target the draft is for.")
     ] = None,
@@ -23,19 +31,40 @@ def validate(
     deep: Annotated[bool, typer.Option("--deep", help="Read every tensor's values too.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings exit with 1.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="Write a JUnit XML file for CI.")
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="RULE", help="Explain one rule, or 'all', and stop."),
+    ] = None,
 ) -> None:
     """Check a draft folder: files, formats, fit to its target.
 
     Exit 0 for pass and warn (1 for warn under --strict), 2 for fail.
     """
     from paceline.draft import resolve_draft
+    from paceline.errors import DraftError
+    from paceline.records import write_text
     from paceline.rules import read_rules
     from paceline.target import read_target
-    from paceline.validate import validate_draft
+    from paceline.validate import render_junit, validate_draft
 
+    if explain is not None:
+        _explain(explain, alone=not (draft or target or rules or deep or strict or junit))
+        return
+    if draft is None:
+        raise DraftError(
+            "no draft was named",
+            where="paceline validate",
+            expected="a draft folder or a bundled draft's name",
+            fix="paceline validate DRAFT --target TARGET",
+        )
     facts = read_target(target) if target else None
-    limits = read_rules(rules).limits if rules else None
-    report = validate_draft(resolve_draft(draft), target=facts, limits=limits, deep=deep)
+    contest = read_rules(rules) if rules else None
+    report = validate_draft(resolve_draft(draft), target=facts, rules=contest, deep=deep)
+    if junit is not None:
+        write_text(junit, render_junit(report, name=draft, strict=strict))
     if as_json:
         typer.echo(json.dumps(report.to_json_dict(), indent=2, ensure_ascii=False))
     else:
@@ -46,36 +75,76 @@ def validate(
         raise typer.Exit(1)
 
 
+_SEVERITIES = ("error", "warning", "note")
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_VERDICT_STYLE = {"fail": "bold red", "warn": "yellow", "pass": "green"}
 
 
-def print_findings(report: object) -> None:
-    """Findings grouped by file, worst first."""
+def print_findings(report: Report) -> None:
+    """Findings grouped by file: the file with the worst finding first, its worst finding first."""
     from rich.text import Text
 
-    findings = sorted(
-        getattr(report, "findings", ()),
-        key=lambda f: (f.file, ("error", "warning", "note").index(f.severity), f.rule),
-    )
-    last_file = None
-    for finding in findings:
-        if finding.file != last_file:
-            console.print(Text(finding.file or "the folder", style="bold"))
-            last_file = finding.file
-        print_hanging(
-            Text.assemble(
-                (f"  {finding.severity}", _STYLE[finding.severity]),
-                (f" {finding.rule}  ", "dim"),
-            ),
-            " ".join(_sentence(part) for part in (finding.message, finding.fix) if part),
-            indent=4,
+    for file, findings in _group_by_file(report.findings):
+        console.print(Text(file or "the folder", style="bold"))
+        for finding in findings:
+            print_hanging(
+                Text.assemble(
+                    (f"  {finding.severity}", _STYLE[finding.severity]),
+                    (f" {finding.rule}  ", "dim"),
+                ),
+                " ".join(_sentence(part) for part in (finding.message, finding.fix) if part),
+                indent=4,
+            )
+    bad = next((f.rule for f in report.findings if f.severity != "note"), None)
+    if bad is not None:
+        say(f"`paceline validate --explain {bad}` says why there is such a rule.")
+    counts = [
+        plural(sum(1 for f in report.findings if f.severity == severity), severity)
+        for severity in _SEVERITIES
+    ]
+    verdict = Text.assemble("verdict: ", (report.verdict, _VERDICT_STYLE[report.verdict]))
+    console.print(verdict.append(f" ({', '.join(counts)})"), soft_wrap=True)
+
+
+def _group_by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda f: (_SEVERITIES.index(f.severity), f.file)):
+        groups.setdefault(finding.file, []).append(finding)
+    return list(groups.items())
+
+
+def _explain(rule_id: str, *, alone: bool) -> None:
+    """Prints one row of the rule table, or all of them in short."""
+    from paceline.errors import RulesError
+    from paceline.validate import RULES, find_rule
+
+    if not alone:
+        raise RulesError(
+            "--explain checks no draft",
+            where="--explain",
+            expected="no other argument or option",
+            fix="Give one or the other.",
         )
-    counts = {
-        severity: sum(1 for f in findings if f.severity == severity)
-        for severity in ("error", "warning", "note")
-    }
-    summary = ", ".join(plural(n, severity) for severity, n in counts.items())
-    say(f"verdict: {getattr(report, 'verdict', '?')} ({summary})")
+    if rule_id != "all":
+        rule = find_rule(rule_id)
+        print_facts(f"{rule.rule_id}: {rule.summary}", _list_facts(rule))
+        return
+    last = None
+    for rule in RULES.values():
+        if rule.group != last:
+            say(f"{chr(10) if last else ''}{rule.group}")
+            last = rule.group
+        say(f"  {rule.rule_id:<16}{rule.severity:<9}{rule.summary}")
+
+
+def _list_facts(rule: Rule) -> list[tuple[str, str]]:
+    facts = {key: value for key, value in asdict(rule).items() if isinstance(value, str)}
+    shown = [(key, facts[key]) for key in ("severity", "why", "message", "fix")]
+    for label, names in (("needs", rule.needs), ("in part needs", rule.partly)):
+        if names:
+            shown.append((label, ", ".join(f"--{name}" for name in names)))
+    module, _, function = rule.by.rpartition(".")
+    return [*shown, ("checked by", f"paceline.{module}: {function}")]
 
 
 def _sentence(text: str) -> str:

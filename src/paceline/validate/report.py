@@ -30,10 +30,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """verdict: "fail" with any error, else "warn" with any warning, else "pass"."""
+    """verdict: "fail" with any error, else "warn" with any warning, else "pass".
+
+    unchecked: rules of which nothing was checked for want of an input; not part of the JSON.
+    """
 
     verdict: str
     findings: tuple[Finding, ...]
+    unchecked: tuple[str, ...] = ()
 
     def to_json_dict(self) -> dict[str, Any]:
         return {"verdict": self.verdict, "findings": [asdict(item) for item in self.findings]}
@@ -75,7 +79,7 @@ def from_problem(problem: Problem) -> Finding:
     )
 
 
-def build_report(findings: Iterable[Finding]) -> Report:
+def build_report(findings: Iterable[Finding], *, unchecked: Iterable[str] = ()) -> Report:
     """Worst first, each once, in a fixed order."""
     unique = {(item.rule, item.file, item.where, item.message): item for item in findings}
     ordered = sorted(unique.values(), key=lambda item: _ORDER.index(item.severity))
@@ -83,4 +87,5 @@ def build_report(findings: Iterable[Finding]) -> Report:
     return Report(
         verdict={"error": "fail", "warning": "warn", "note": "pass"}[worst],
         findings=tuple(ordered),
+        unchecked=tuple(unchecked),
     )
