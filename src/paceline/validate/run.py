@@ -18,6 +18,7 @@ from paceline.validate.content import (
     check_rules_target,
     check_spec_fit,
 )
+from paceline.validate.contract import check_contract, check_mask_token
 from paceline.validate.family import (
     check_experts,
     check_family,
@@ -38,6 +39,7 @@ from paceline.validate.vocabulary import check_token_map, check_vocabulary
 __all__ = ["validate_draft"]
 
 _DEFAULT_RULES = "emc2-2027"
+_BY_TABLE = ("medusa", "draft_model", "dflash")
 
 
 def validate_draft(
@@ -84,12 +86,12 @@ def _build_case(
     family = scan.family
     config = scan.config or {}
     sizes = contract = None
-    if family != "mtp" and (family is None or METHODS[family].has_weights):
-        try:
+    try:
+        if family in (None, "eagle3"):
             sizes = read_eagle3_sizes(config, target)
-            contract = build_contract("eagle3", config, target)
-        except DraftError:
-            pass  # told by _check_sizes
+        contract = build_contract(family or "eagle3", config, target)
+    except DraftError:
+        pass  # told by the rules of the family
     return Case(
         scan=scan,
         family=family,
@@ -128,11 +130,15 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
     yield from check_metadata(case)
     if case.scan.config is not None and case.family == "mtp":
         yield from check_mtp(case)
+    elif case.scan.config is not None and case.family in _BY_TABLE:
+        yield from check_contract(case)
+        yield from check_vocabulary(case)
     elif case.scan.config is not None and has_weights:
         yield from _check_sizes(case)
         yield from check_config(case)
         yield from check_fit(case)
         yield from check_taps(case)
+        yield from check_mask_token(case)
         yield from check_content(case)
         yield from check_vocabulary(case)
     if case.scan.config is not None and has_weights:
