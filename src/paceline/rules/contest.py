@@ -122,11 +122,15 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """Text with a draft against text without.
+    """Text with a draft against text without: what an arm may differ by and still be scored.
 
     A first difference is a near tie when the target gives both tokens a logprob within
     `tolerance_nats` of its best. A text loops when the share of its n-grams (n = loop_ngram) that
-    repeat an earlier one exceeds max_repeated_share.
+    repeat an earlier one exceeds max_repeated_share. The rest are means over texts, the arm less
+    the target alone; they count only where chance does not explain them: max_extra_nll_nats a token
+    under the target, max_length_change (share of the target's mean length), max_eos_change (share
+    of texts that end by themselves), max_distinct_2_drop. Keys with a value here may be left out of
+    a rules file: files written before these checks existed are read as ever.
     """
 
     tolerance_nats: float
@@ -134,6 +138,10 @@ class Fidelity:
     loop_ngram: int
     max_repeated_share: float
     max_extra_looping_share: float
+    max_extra_nll_nats: float = 0.1
+    max_length_change: float = 0.25
+    max_eos_change: float = 0.1
+    max_distinct_2_drop: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ def _read_fields(
 ) -> dict[str, Any]:
     hints = get_type_hints(record)
     names = [f.name for f in dataclasses.fields(record) if f.name not in skip]
+    optional = {f.name for f in dataclasses.fields(record) if f.default is not dataclasses.MISSING}
     for key in table:
         if key not in names:
             raise RulesError(
@@ -94,6 +95,8 @@ def _read_fields(
     result = {}
     for name in names:
         dotted = f"{prefix}{name}"
+        if name not in table and name in optional:
+            continue
         if name not in table:
             raise RulesError(f"key '{dotted}' is missing", where=where, fix="Add it.")
         value, hint = table[name], hints[name]
@@ -170,6 +173,9 @@ def _require_sane(rules: Rules, where: str) -> None:
         "fidelity.max_real_fork_share": rules.fidelity.max_real_fork_share,
         "fidelity.max_repeated_share": rules.fidelity.max_repeated_share,
         "fidelity.max_extra_looping_share": rules.fidelity.max_extra_looping_share,
+        "fidelity.max_length_change": rules.fidelity.max_length_change,
+        "fidelity.max_eos_change": rules.fidelity.max_eos_change,
+        "fidelity.max_distinct_2_drop": rules.fidelity.max_distinct_2_drop,
         "replay.minimum_share": rules.replay.minimum_share,
         "replay.max_position_1_difference": rules.replay.max_position_1_difference,
     }
@@ -184,6 +190,7 @@ def _require_sane(rules: Rules, where: str) -> None:
     )
     for dotted, width in (
         ("fidelity.tolerance_nats", rules.fidelity.tolerance_nats),
+        ("fidelity.max_extra_nll_nats", rules.fidelity.max_extra_nll_nats),
         ("replay.near_tie_logits", rules.replay.near_tie_logits),
     ):
         require(width >= 0, dotted, width, ">= 0")

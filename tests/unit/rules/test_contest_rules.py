@@ -100,7 +100,7 @@ def test_text_and_sha_travel_with_the_rules() -> None:
         ("{ value = 0.8, provisional = true }", "{ value = 0.8 }", "provisional = true"),
         ("{ value = 0.8, provisional = true }", "1.5", "between 0 and 1"),
         ('"ratio_of_medians"', '"mean"', "one of ratio_of_medians, paired_geomean"),
-        ("[1024, 8192, 15360]", "[8192, 1024]", "ascending"),
+        ("[1024, 4096, 8192, 16384]", "[8192, 1024]", "ascending"),
         (
             "top_p = { value = 1.0, provisional = true }",
             "top_p = { value = 0.0, provisional = true }",
@@ -144,3 +144,11 @@ def test_rules_without_a_contest_are_read() -> None:
     assert "contest.max_entries_per_team" not in rules.provisional
     assert EMC2.contest is not None
     assert EMC2.contest.max_entries_per_team == 5
+
+
+def test_checks_of_fidelity_that_came_later_may_be_left_out() -> None:
+    late = ("max_extra_nll_nats", "max_length_change", "max_eos_change", "max_distinct_2_drop")
+    lines = [line for line in EMC2.text.splitlines() if not line.startswith(late)]
+    older = parse_rules("\n".join(lines) + "\n")
+    assert older.fidelity == EMC2.fidelity
+    assert len(EMC2.provisional) - len(older.provisional) == len(late)
