@@ -112,6 +112,7 @@ class EngineFacts:
     enforce_eager: bool
     start_s: float  # seconds from process start to ready
     settings: dict[str, Any] = field(default_factory=dict)  # the full planned engine arguments
+    proposer: str | None = None  # the class vLLM loaded by name; None for a proposer of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,15 @@ class Endpoint(Protocol):
 
     def next_token(self, prefixes: Sequence[Sequence[int]], *, top: int = 2) -> list[TokenChoice]:
         """The `top` likeliest next tokens after each prefix, by the target (one prefill each)."""
+        ...
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[float, ...]]:
+        """(prompt ids, answer ids) -> each answer token's log-probability, by the target alone.
+
+        One prefill a text. An answer's own end token counts like any other.
+        """
         ...
 
     def counters(self) -> Counters: ...

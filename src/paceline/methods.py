@@ -18,7 +18,8 @@ MAX_NUM_SPECULATIVE_TOKENS = 64
 class Method:
     """One draft family.
 
-    name: the word in spec.json. vllm_method: value of speculative_config.method.
+    name: the word in spec.json. vllm_method: value of speculative_config.method; ngram and suffix
+    run as custom_class, with a class of ours, unless spec.json names vLLM as the proposer.
     has_weights: a folder of this family holds safetensors. contest: allowed by emc2-2027.
     serves: `paceline serve` and `eval` can run it today. trains: `paceline train` can.
     safe_on_hybrid: drafts on every decode step, so a Gated-DeltaNet state is never read stale.
@@ -54,7 +55,7 @@ METHODS: dict[str, Method] = {
             contest=False,
             serves=True,
             trains=False,
-            safe_on_hybrid=False,
+            safe_on_hybrid=True,
             summary="copies what followed the same words earlier",
         ),
         Method(

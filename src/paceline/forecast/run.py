@@ -160,11 +160,6 @@ def _warn(
         found.append(f"the bundled shape of {shape.facts.name} is not confirmed by a config.json")
     if design.family not in rules.families:
         found.append(f"{rules.name} does not allow family {design.family}")
-    if design.family in ("ngram", "suffix") and shape.num_state_layers:
-        found.append(
-            f"{design.family} drafts on some steps only: on this hybrid target vLLM 0.31.0 then"
-            " reads a stale state and the text is wrong"
-        )
     k = rules.speculation.entry_num_speculative_tokens
     if design.num_speculative_tokens != k:
         found.append(f"K is {design.num_speculative_tokens}, the rules serve entries with K = {k}")

@@ -10,6 +10,7 @@ from paceline.draft import SPEC_KEYS, Draft, default_aux_layer_ids, read_aux_lay
 from paceline.errors import PlanError
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS, METHODS
 from paceline.serve.install import require_vllm
+from paceline.serve.model_free import check_model_free, is_model_free
 from paceline.serve.plan import Plan, kv_bytes_per_token
 
 __all__ = ["check_plan"]
@@ -30,9 +31,9 @@ def check_plan(plan: Plan) -> list[str]:
     _check_k(plan, notes)
     _check_lengths(plan, notes)
     _check_sizes(plan)
-    if plan.method == "ngram":
-        _check_ngram(plan)
-    if plan.draft is not None:
+    if is_model_free(plan.method):
+        check_model_free(plan)
+    elif plan.draft is not None:
         _check_spec_keys(plan.draft)
         if METHODS[plan.method].has_weights:
             _check_draft_fits(plan, plan.draft, notes)
@@ -144,25 +145,6 @@ def _check_sizes(plan: Plan) -> None:
                 expected=f"{one} bytes, one sequence of max_model_len = {plan.max_model_len}",
                 fix="Raise kv_cache_bytes or lower max_model_len.",
             )
-
-
-def _check_ngram(plan: Plan) -> None:
-    spec = plan.engine_args["speculative_config"]
-    low, high = spec["prompt_lookup_min"], spec["prompt_lookup_max"]
-    for name, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PlanError(f"is {value!r}", where=name, expected="a whole number of at least 1")
-    if low > high:
-        raise PlanError(
-            f"the n-gram minimum {low} is above the maximum {high}",
-            where="prompt_lookup_min",
-            expected="minimum <= maximum",
-        )
-    if high >= plan.max_model_len:
-        raise PlanError(
-            f"the n-gram maximum {high} is not shorter than max_model_len = {plan.max_model_len}",
-            where="prompt_lookup_max",
-        )
 
 
 def _check_spec_keys(draft: Draft) -> None:

@@ -13,6 +13,7 @@ from paceline.endpoint import Answer, Counters, EngineFacts, MemoryFacts, Reques
 from paceline.errors import EngineError, PlanError
 from paceline.methods import METHODS
 from paceline.serve.checks import check_plan
+from paceline.serve.model_free import read_proposer
 from paceline.serve.plan import Plan
 from paceline.serve.process import EngineProcess, build_child_env
 from paceline.serve.staging import make_staging, remove_staging
@@ -27,12 +28,9 @@ def resolve_engine_args(plan: Plan, staging: Path) -> dict[str, Any]:
     """The plan's engine arguments with the names of target and draft turned into paths."""
     args = dict(plan.engine_args)
     args["model"] = str(staging / args["model"])
-    speculative = args.get("speculative_config")
-    if speculative and "model" in speculative:
-        args["speculative_config"] = {
-            **speculative,
-            "model": str(staging / speculative["model"]),
-        }
+    if plan.draft_name is not None:
+        path = str(staging / plan.draft_name)
+        args["speculative_config"] = {**args["speculative_config"], "model": path}
     return args
 
 
@@ -43,6 +41,7 @@ def check_facts(plan: Plan, facts: EngineFacts) -> None:
     planned: dict[str, Any] = {
         "platform": plan.device,
         "method": METHODS[plan.method].vllm_method,
+        "proposer": read_proposer(plan),
         "num_speculative_tokens": plan.num_speculative_tokens,
         "runner": plan.runner,
         "target_architecture": plan.target.architecture,
@@ -185,6 +184,24 @@ class VllmEndpoint:
             for c in self._ask("next_token", message)
         ]
 
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[float, ...]]:
+        """(prompt ids, answer ids) -> each answer token's log-probability, one prefill a text."""
+        if not texts:
+            return []
+        for number, (prompt_ids, output_ids) in enumerate(texts):
+            self._check_ids(f"prompt of text {number}", prompt_ids, 1)
+            self._check_ids(f"text {number}", [*prompt_ids, *output_ids], 1)
+        message = {
+            "texts": [
+                {"prompt_ids": list(prompt_ids), "output_ids": list(output_ids)}
+                for prompt_ids, output_ids in texts
+            ],
+            "concurrency": self.plan.max_num_seqs,
+        }
+        return [tuple(found) for found in self._ask("text_logprobs", message)]
+
     def counters(self) -> Counters:
         """vLLM's speculation counters since the start; all 0 without speculation."""
         found = self._ask("counters", {})
@@ -284,6 +301,7 @@ class VllmEndpoint:
 _DOING = {
     "generate": "generating",
     "next_token": "scoring next tokens",
+    "text_logprobs": "scoring texts",
     "counters": "reading its counters",
     "memory": "measuring memory",
 }

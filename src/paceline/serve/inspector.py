@@ -26,6 +26,7 @@ class Inspector:
             "runner_class": f"{type(runner).__module__}.{type(runner).__name__}",
             "target_class": type(runner.get_model()).__name__,
             "draft_class": None if draft is None else type(draft).__name__,
+            **_custom_proposer(runner),
         }
 
     def paceline_memory(self, context_tokens: int) -> dict[str, Any] | None:
@@ -48,6 +49,18 @@ class Inspector:
             "shared": sorted({*shared_w, *shared_b}),
             "tensors": {**names_w, **packed, **names_b},
         }
+
+
+def _custom_proposer(runner: Any) -> dict[str, str | None]:
+    """The class that vLLM's `custom_class` loaded, and the family it says it drafts for."""
+    config = runner.speculative_config
+    if config is None or config.method != "custom_class":
+        return {"proposer": None, "family": None}
+    kind = type(runner.drafter)
+    return {
+        "proposer": f"{kind.__module__}.{kind.__qualname__}",
+        "family": getattr(kind, "family", None),
+    }
 
 
 def _is_v2(runner: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from paceline.draft import Draft
 from paceline.errors import PlanError
 from paceline.methods import METHODS
 from paceline.serve.install import find_device
+from paceline.serve.model_free import build_model_free, is_model_free, read_settings
 from paceline.target import TargetFacts
 
 __all__ = ["Plan", "build_plan", "content_name", "describe_plan", "kv_bytes_per_token"]
@@ -27,7 +27,6 @@ _CUDA_MAX_MODEL_LEN = 16384 + 64
 _KV_BLOCK_TOKENS = 128  # the CPU backend's block; larger than CUDA's 16
 _KV_FLOOR_BYTES = 64 * 2**20
 _KV_CPU_CEILING_BYTES = 256 * 2**20
-_NGRAM_SIZE = 5  # what vLLM takes when neither bound is set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +58,14 @@ class Plan:
     def max_num_seqs(self) -> int:
         return int(self.engine_args["max_num_seqs"])
 
+    @property
+    def draft_name(self) -> str | None:
+        """Name of the draft's folder inside the staging folder; None where none is staged."""
+        if self.draft is None or not METHODS[self.method].has_weights:
+            return None
+        name: str = self.engine_args["speculative_config"]["model"]
+        return name
+
 
 def build_plan(
     target: TargetFacts,
@@ -84,7 +91,7 @@ def build_plan(
     max_model_len: tokens; None is the target's own length, at most 2,048 on a CPU and 16,448 on
     CUDA. enforce_eager: None is True on a CPU (a compiled start takes minutes), False on CUDA.
     kv_cache_bytes: None fits max_num_seqs full sequences, at most 256 MiB on a CPU but always one.
-    ngram_min, ngram_max: lengths looked up by `ngram`; both 5 when neither is set.
+    ngram_min, ngram_max: lengths looked up by `ngram`; 1 and 5 when neither is set.
     Raises PlanError for settings that contradict each other or have no effect.
     """
     notes: list[str] = []
@@ -122,7 +129,7 @@ def build_plan(
         "max_num_seqs": max_num_seqs,
         "enforce_eager": device == "cpu" if enforce_eager is None else enforce_eager,
         "enable_prefix_caching": prefix_caching,
-        "async_scheduling": device == "cuda" and method != "ngram",
+        "async_scheduling": device == "cuda" and not is_model_free(method),
         "disable_log_stats": False,
         "tensor_parallel_size": 1,
         "seed": seed,
@@ -130,10 +137,9 @@ def build_plan(
     }
     if kv_cache_bytes is not None:
         engine_args["kv_cache_memory_bytes"] = kv_cache_bytes
-    speculative = _speculative_config(method, draft, k, ngram_min, ngram_max, notes)
-    if speculative is not None:
-        engine_args["speculative_config"] = speculative
-        engine_args["per_request_spec_decode_metrics"] = "detailed"
+    speculative = _speculation(method, draft, k, ngram_min, ngram_max, notes)
+    if speculative:
+        engine_args.update(speculative, per_request_spec_decode_metrics="detailed")
     return Plan(
         target=target,
         draft=draft,
@@ -186,43 +192,41 @@ def _choose_k(method: str, draft: Draft | None, k: int | None) -> int:
     return k
 
 
-def _speculative_config(
+def _speculation(
     method: str,
     draft: Draft | None,
     k: int,
     ngram_min: int | None,
     ngram_max: int | None,
     notes: list[str],
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
+    """Engine arguments that make it speculate; none without a draft."""
     if method != "ngram" and (ngram_min is not None or ngram_max is not None):
         raise PlanError(
             f"ngram_min and ngram_max have no effect with method {method!r}", fix="Leave them out."
         )
     if method == "none":
-        return None
+        return {}
+    if is_model_free(method):
+        return build_model_free(
+            method,
+            draft.spec if draft is not None else {},
+            k,
+            bounds=(ngram_min, ngram_max),
+            where=f"{draft.path}/spec.json" if draft is not None else f"method {method!r}",
+            notes=notes,
+        )
     config: dict[str, Any] = {
         "method": METHODS[method].vllm_method,
         "num_speculative_tokens": k,
         "rejection_sample_method": "standard",
         "draft_sample_method": "greedy",
     }
-    if draft is not None and METHODS[method].has_weights:
+    if draft is not None:
         config["model"] = content_name("draft", draft.sha256, draft.path)
         # the draft is always read as safetensors, whatever the target is
         config["draft_load_config"] = {"load_format": "safetensors"}
-    if method == "ngram":
-        spec: Mapping[str, Any] = draft.spec if draft is not None else {}
-        low = ngram_min if ngram_min is not None else spec.get("prompt_lookup_min")
-        high = ngram_max if ngram_max is not None else spec.get("prompt_lookup_max")
-        if low is None and high is None:
-            low = high = _NGRAM_SIZE
-            notes.append("neither n-gram bound is set: effective min/max is 5/5, vLLM's own choice")
-        elif low is None or high is None:
-            low = high = low if low is not None else high
-            notes.append(f"one n-gram bound is set: effective min/max is {low}/{high}")
-        config["prompt_lookup_min"] = low
-        config["prompt_lookup_max"] = high
-    return config
+    return {"speculative_config": config}
 
 
 def kv_bytes_per_token(target: TargetFacts, draft: Draft | None) -> int:
@@ -292,9 +296,11 @@ def describe_plan(plan: Plan) -> list[tuple[str, str]]:
         ("engine python", os.environ.get("PACELINE_VLLM_PYTHON") or sys.executable),
     ]
     if plan.method == "ngram":
-        lines.append(("n-gram min/max", f"{spec['prompt_lookup_min']}/{spec['prompt_lookup_max']}"))
-    if plan.draft is not None and "model" in spec:
-        lines.append(("draft served as", spec["model"]))
+        found = read_settings(plan)
+        bounds = f"{found['prompt_lookup_min']}/{found['prompt_lookup_max']}"
+        lines.append(("n-gram min/max", bounds))
+    if plan.draft_name is not None:
+        lines.append(("draft served as", plan.draft_name))
     for name, value in plan.engine_args.items():
         if name != "speculative_config":
             lines.append((name, _show(value)))

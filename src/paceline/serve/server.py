@@ -67,10 +67,9 @@ def format_command(plan: Plan, *, host: str = "127.0.0.1", port: int = 8000) -> 
         "STAGING=$(mktemp -d)",
         f'ln -s {shlex.quote(str(plan.target.path.resolve()))} "$STAGING/{args["model"]}"',
     ]
-    speculative = args.get("speculative_config") or {}
-    if plan.draft is not None and "model" in speculative:
+    if plan.draft is not None and plan.draft_name is not None:
         source = shlex.quote(str(plan.draft.path.resolve()))
-        lines.append(f'cp -r {source} "$STAGING/{speculative["model"]}"')
+        lines.append(f'cp -r {source} "$STAGING/{plan.draft_name}"')
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(_server_env(plan).items())]
     command = build_command(plan, host=host, port=port, staging=Path("$STAGING"))
     lines.append(" ".join([*words, *(_quote(word) for word in command)]))

@@ -51,9 +51,8 @@ def make_staging(plan: Plan) -> Path:
         staging = Path(tempfile.mkdtemp(prefix=f"paceline-{os.getpid()}-", dir=root))
         try:
             _stage_target(plan.target.path, staging / str(plan.engine_args["model"]))
-            speculative = plan.engine_args.get("speculative_config") or {}
-            if plan.draft is not None and "model" in speculative:
-                _stage_draft(plan.draft.path, staging / str(speculative["model"]))
+            if plan.draft is not None and plan.draft_name is not None:
+                _stage_draft(plan.draft.path, staging / plan.draft_name)
         except BaseException:
             remove_staging(staging)
             raise

@@ -69,10 +69,16 @@ def test_settings_that_cannot_work(
         check_plan(build_plan(make_target(), device="cpu", **settings))
 
 
-def test_ngram_on_a_hybrid_is_refused_with_the_reason(make_target: Targets) -> None:
+@pytest.mark.parametrize("family", ["ngram", "suffix"])
+def test_vllms_own_on_a_hybrid_is_refused_with_the_reason(
+    make_target: Targets, make_draft: Drafts, family: str
+) -> None:
     hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    draft = make_draft(family=family, spec={"proposer": "vllm"})
     with pytest.raises(PlanError, match="#39273"):
-        check_plan(build_plan(hybrid, method="ngram", device="cpu"))
+        check_plan(build_plan(hybrid, draft, device="cpu"))
+    check_plan(build_plan(make_target(), draft, device="cpu"))
+    check_plan(build_plan(hybrid, method=family, device="cpu"))  # ours drafts on every step
 
 
 @pytest.mark.parametrize(
@@ -130,8 +136,31 @@ def test_float16_with_a_bf16_draft_is_said(make_target: Targets, make_draft: Dra
 
 
 def test_unknown_spec_key_is_refused(make_target: Targets, make_draft: Drafts) -> None:
-    draft = make_draft(family="ngram", spec={"window": 3})  # U32 (f)
+    draft = make_draft(spec={"window": 3})  # U32 (f)
     with pytest.raises(PlanError, match="key 'window' has no effect"):
+        check_plan(build_plan(make_target(), draft, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "words"),
+    [
+        ("ngram", {"window": 3}, "key 'window' has no effect"),
+        ("ngram", {"cache_tokens": 64}, "key 'cache_tokens' has no effect"),
+        ("suffix", {"prompt_lookup_min": 2}, "key 'prompt_lookup_min' has no effect"),
+        ("suffix", {"suffix_decoding_min_token_prob": 0.1}, "with proposer 'paceline'"),
+        ("suffix", {"proposer": "vllm", "cache_tokens": 64}, "with proposer 'vllm'"),
+        ("ngram", {"proposer": "arctic"}, "proposer 'arctic' is unknown"),
+        ("suffix", {"cache_tokens": -1}, "cache_tokens: is -1"),
+        ("suffix", {"cache_tokens": True}, "cache_tokens: is True"),
+        ("suffix", {"cache_tokens": 2**27}, "at most 67108864"),
+        ("ngram", {"prompt_lookup_max": 2.5}, "prompt_lookup_min: is 2.5"),
+    ],
+)
+def test_model_free_settings_that_cannot_work(
+    make_target: Targets, make_draft: Drafts, family: str, spec: dict[str, Any], words: str
+) -> None:
+    draft = make_draft(family=family, spec=spec)
+    with pytest.raises(PlanError, match=words):
         check_plan(build_plan(make_target(), draft, device="cpu"))
 
 

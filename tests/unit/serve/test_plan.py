@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from paceline.draft import Draft
-from paceline.errors import PlanError
+from paceline.endpoint import EngineFacts
+from paceline.errors import EngineError, PlanError
 from paceline.serve import build_plan, describe_plan
+from paceline.serve.endpoint import check_facts
 from paceline.serve.plan import kv_bytes_per_token
 from paceline.target import TargetFacts
 
@@ -50,7 +53,7 @@ def test_without_a_draft_nothing_speculates(make_target: Targets) -> None:
     ("settings", "words"),
     [
         ({"method": "eagle3"}, "needs a draft folder"),
-        ({"method": "suffix"}, "unknown"),
+        ({"method": "prompt"}, "unknown"),
         ({"num_speculative_tokens": 3}, "no effect without a draft"),
         ({"ngram_min": 2}, "no effect with method 'none'"),
         ({"device": "tpu"}, "device 'tpu' is unknown"),
@@ -74,7 +77,7 @@ def test_a_method_that_is_not_the_drafts_is_refused(
 @pytest.mark.parametrize(
     ("bounds", "effective"),
     [
-        ({}, "5/5"),
+        ({}, "1/5"),
         ({"ngram_min": 2}, "2/2"),
         ({"ngram_max": 4}, "4/4"),
         ({"ngram_min": 2, "ngram_max": 4}, "2/4"),
@@ -93,8 +96,61 @@ def test_ngram_folder_settings_reach_the_engine(make_target: Targets, make_draft
     draft = make_draft(family="ngram", k=4, spec={"prompt_lookup_min": 2, "prompt_lookup_max": 6})
     plan = build_plan(make_target(), draft, device="cpu")
     spec = plan.engine_args["speculative_config"]
-    assert "model" not in spec
-    assert (spec["prompt_lookup_min"], spec["prompt_lookup_max"]) == (2, 6)
+    assert spec["method"] == "custom_class"
+    assert spec["model"] == "paceline.serve.proposers.classes.NgramProposer"
+    assert plan.draft_name is None
+    assert plan.engine_args["additional_config"] == {
+        "paceline": {"prompt_lookup_min": 2, "prompt_lookup_max": 6}
+    }
+
+
+def test_vllms_own_proposer_is_asked_for_by_name(make_target: Targets, make_draft: Drafts) -> None:
+    spec = {"prompt_lookup_max": 6, "proposer": "vllm"}
+    args = build_plan(make_target(), make_draft(family="ngram", spec=spec), device="cpu")
+    config = args.engine_args["speculative_config"]
+    assert (config["method"], config["prompt_lookup_max"]) == ("ngram", 6)
+    assert "model" not in config
+    assert "additional_config" not in args.engine_args
+    plain = build_plan(
+        make_target(), make_draft(family="ngram", spec={"proposer": "vllm"}), device="cpu"
+    )
+    assert ("n-gram min/max", "5/5") in describe_plan(plain)
+
+
+def test_the_suffix_cache_is_off_unless_asked_for(make_target: Targets, make_draft: Drafts) -> None:
+    cold = build_plan(make_target(), method="suffix", device="cpu")
+    assert cold.engine_args["additional_config"] == {"paceline": {"cache_tokens": 0}}
+    assert cold.notes == ()
+    draft = make_draft(family="suffix", k=6, spec={"cache_tokens": 4096})
+    warm = build_plan(make_target(), draft, device="cpu")
+    assert warm.engine_args["additional_config"] == {"paceline": {"cache_tokens": 4096}}
+    assert "keeps 4096 tokens of finished answers" in warm.notes[0]
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_loaded_class_is_proven(make_target: Targets, method: str) -> None:
+    plan = build_plan(make_target(), method=method, device="cpu")
+    facts = EngineFacts(
+        vllm_version="0.31.0",
+        platform="cpu",
+        device_name="toy",
+        method=method,
+        num_speculative_tokens=3,
+        runner="v1",
+        target_architecture="LlamaForCausalLM",
+        draft_architecture=None,
+        rejection_sample_method="standard",
+        draft_sample_method="greedy",
+        dtype="bfloat16",
+        max_model_len=plan.max_model_len,
+        prefix_caching=False,
+        enforce_eager=True,
+        start_s=0.0,
+        proposer=plan.engine_args["speculative_config"]["model"],
+    )
+    check_facts(plan, facts)
+    with pytest.raises(EngineError, match="resolved proposer to None"):
+        check_facts(plan, dataclasses.replace(facts, proposer=None))
 
 
 def test_prefix_caching_on_a_hybrid_is_turned_off_and_said(make_target: Targets) -> None:
