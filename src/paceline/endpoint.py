@@ -176,15 +176,6 @@ class Endpoint(Protocol):
         """
         ...
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
-    ) -> list[tuple[float, ...]]:
-        """(prompt ids, answer ids) -> each answer token's log-probability, by the target alone.
-
-        One prefill a text. An answer's own end token counts like any other.
-        """
-        ...
-
     def counters(self) -> Counters: ...
 
     def memory(self, *, context_tokens: int = 16384) -> MemoryFacts | None:

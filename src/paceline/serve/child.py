@@ -218,33 +218,6 @@ class _Engine:
             channel.beat(waiting=len(waiting), flying=len(flying))
         return found
 
-    def text_logprobs(
-        self, channel: _Channel, texts: list[dict[str, Any]], concurrency: int
-    ) -> list[list[float]]:
-        """Log-probability of each answer token given the prompt and the tokens before it."""
-        # 0 asks for the token that is there and no other candidate
-        params = self._params(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        found: list[list[float]] = [[] for _ in texts]
-        waiting = collections.deque(enumerate(texts))
-        flying: dict[str, int] = {}
-        while waiting or flying:
-            while waiting and len(flying) < concurrency:
-                index, text = waiting.popleft()
-                name = self._next_name()
-                self._add(name, [*text["prompt_ids"], *text["output_ids"]], params)
-                flying[name] = index
-            for output in self.engine.step():
-                if not output.finished:
-                    continue
-                index = flying.pop(output.request_id)
-                start, ids = len(texts[index]["prompt_ids"]), texts[index]["output_ids"]
-                found[index] = [
-                    output.prompt_logprobs[start + place][token].logprob
-                    for place, token in enumerate(ids)
-                ]
-            channel.beat(waiting=len(waiting), flying=len(flying))
-        return found
-
     def counters(self) -> dict[str, Any]:
         """vLLM's own monotonic counters."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
@@ -307,9 +280,6 @@ def _serve(channel: _Channel, parent: _Parent) -> None:
             prefixes, top = message["prefixes"], message["top"]
             choices = engine.next_token(channel, prefixes, top, message["concurrency"])
             channel.send("done", result=choices)
-        elif operation == "text_logprobs":
-            found = engine.text_logprobs(channel, message["texts"], message["concurrency"])
-            channel.send("done", result=found)
         elif operation == "text_logprobs":
             found = engine.text_logprobs(channel, message["texts"], message["concurrency"])
             channel.send("done", result=found)

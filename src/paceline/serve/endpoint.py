@@ -202,24 +202,6 @@ class VllmEndpoint:
         }
         return [tuple(found) for found in self._ask("text_logprobs", message)]
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
-    ) -> list[tuple[float, ...]]:
-        """(prompt ids, answer ids) -> each answer token's log-probability, one prefill a text."""
-        if not texts:
-            return []
-        for number, (prompt_ids, output_ids) in enumerate(texts):
-            self._check_ids(f"prompt of text {number}", prompt_ids, 1)
-            self._check_ids(f"text {number}", [*prompt_ids, *output_ids], 1)
-        message = {
-            "texts": [
-                {"prompt_ids": list(prompt_ids), "output_ids": list(output_ids)}
-                for prompt_ids, output_ids in texts
-            ],
-            "concurrency": self.plan.max_num_seqs,
-        }
-        return [tuple(found) for found in self._ask("text_logprobs", message)]
-
     def counters(self) -> Counters:
         """vLLM's speculation counters since the start; all 0 without speculation."""
         found = self._ask("counters", {})
@@ -319,7 +301,6 @@ class VllmEndpoint:
 _DOING = {
     "generate": "generating",
     "next_token": "scoring next tokens",
-    "text_logprobs": "scoring texts",
     "text_logprobs": "scoring texts",
     "counters": "reading its counters",
     "memory": "measuring memory",
