@@ -1,0 +1,99 @@
+"""Keeps the words of hidden prompts out of everything that is written or printed.
+
+A text is withheld word by word: words that a hidden prompt has and public prompts do not, and any
+four words in a row that a hidden prompt has, however common. The words of this package's own code
+count as public, so that its messages stay readable. Long runs of numbers (token ids) and
+escaped letters, which would hide words from this, are withheld too.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import paceline
+from paceline.errors import PacelineError
+
+__all__ = ["WITHHELD", "Screen", "ScreenedStream", "build_screen", "screen_error", "screen_text"]
+
+WITHHELD = "[withheld]"
+_RUN = 4
+# scripts written without spaces: every sign is a word
+_WORD = re.compile(r"[\u2e80-\U0010ffff]|[^\W\u2e80-\U0010ffff]+")
+_OPAQUE = re.compile(r"(?:\\[ux][0-9a-fA-F]{2,4})+|\d+(?:[\s,;]+\d+){7,}")
+_MAX_TEXT = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """words: lower case, that only hidden prompts have. runs: words in a row of hidden prompts."""
+
+    words: frozenset[str]
+    runs: frozenset[tuple[str, ...]]
+
+
+def build_screen(hidden: Iterable[str], public: Iterable[str] = ()) -> Screen:
+    """hidden: texts of hidden prompts (and their ids). public: texts that anybody may know."""
+    words: set[str] = set()
+    runs: set[tuple[str, ...]] = set()
+    for text in hidden:
+        own = _WORD.findall(text.lower())
+        words.update(own)
+        length = min(_RUN, len(own))
+        if length > 1:
+            runs.update(tuple(own[i : i + length]) for i in range(len(own) - length + 1))
+    package = Path(paceline.__file__).parent
+    own_code = (file.read_text(encoding="utf-8") for file in sorted(package.rglob("*.py")))
+    for text in chain(public, own_code):
+        words.difference_update(_WORD.findall(text.lower()))
+    return Screen(words=frozenset(words), runs=frozenset(runs))
+
+
+def screen_text(screen: Screen, text: str) -> str:
+    """The text on one line with hidden words replaced by WITHHELD; at most 600 characters."""
+    text = _OPAQUE.sub(f" {WITHHELD} ", text)
+    found = list(_WORD.finditer(text))
+    lowered = [match[0].lower() for match in found]
+    masked = [word in screen.words for word in lowered]
+    for length in {len(run) for run in screen.runs}:
+        for i in range(len(lowered) - length + 1):
+            if tuple(lowered[i : i + length]) in screen.runs:
+                masked[i : i + length] = [True] * length
+    parts, end, was_masked = [], 0, False
+    for match, is_masked in zip(found, masked, strict=True):
+        if not (is_masked and was_masked):
+            parts.append(text[end : match.start()])
+            parts.append(WITHHELD if is_masked else match[0])
+        end, was_masked = match.end(), is_masked
+    line = " ".join("".join([*parts, text[end:]]).split())
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def screen_error(screen: Screen, error: Exception) -> str:
+    """What may be said of a failure: an error of ours screened, of any other only its kind."""
+    if isinstance(error, PacelineError):
+        return screen_text(screen, str(error))
+    return f"internal fault ({type(error).__name__})"
+
+
+class ScreenedStream(io.TextIOBase):
+    """Passes whole lines on to `write_line`, screened."""
+
+    def __init__(self, screen: Screen, write_line: Callable[[str], None]) -> None:
+        self._screen = screen
+        self._write_line = write_line
+        self._held = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._held = (self._held + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._write_line(screen_text(self._screen, line))
+        return len(text)

@@ -1,0 +1,68 @@
+"""What is withheld of a text, and what stays readable."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import EngineError
+from paceline.judge import ScreenedStream, build_screen, screen_error, screen_text
+from paceline.judge.screen import WITHHELD
+
+HIDDEN = (
+    "Why do zebrafish regrow fins but people do not?",
+    "What is the time and what is the date",
+    "为什么斑马鱼可以再生",
+    "Short zq9",
+)
+PUBLIC = (
+    "why do people not do what is the time or the date and when but short fins memory of engine",
+)
+SCREEN = build_screen(HIDDEN, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("CUDA out of memory at 12 GiB", "CUDA out of memory at 12 GiB"),
+        ("died on 'zebrafish'", f"died on '{WITHHELD}'"),
+        ("ZEBRAFISH, regrow", WITHHELD),
+        ("tell me what is the time now", f"tell me {WITHHELD} now"),
+        ("what is not the time", "what is not the time"),
+        ("x 斑马 y", f"x {WITHHELD} y"),
+        ("Short zq9!", f"{WITHHELD}!"),
+        ("a short engine", "a short engine"),
+        ("ids [1, 22, 333, 4, 5, 6, 7, 8, 9]", f"ids [ {WITHHELD} ]"),
+        ("counts 1, 2, 3", "counts 1, 2, 3"),
+        (r"b'\xe6\x96\x91 \u6591'", f"b' {WITHHELD} {WITHHELD} '"),
+        ("line\none\ttwo", "line one two"),
+    ],
+)
+def test_words(text: str, shown: str) -> None:
+    assert screen_text(SCREEN, text) == shown
+
+
+def test_own_messages_stay_readable() -> None:
+    screen = build_screen(["The engine reads the acceptance length of every baseline draft"])
+    text = "'candidate' failed on 3.1% of the prompts; ratio_of_medians; near_tie"
+    assert screen_text(screen, text) == text
+
+
+def test_errors_of_ours_are_screened_others_are_named_only() -> None:
+    ours = EngineError("died on zebrafish", where="engine.log: regrow", fix="Look at fins.")
+    assert (
+        screen_error(SCREEN, ours) == f"engine.log: {WITHHELD}: died on {WITHHELD}. Look at fins."
+    )
+    assert screen_error(SCREEN, RuntimeError("zebrafish")) == "internal fault (RuntimeError)"
+
+
+def test_a_screened_stream_passes_whole_lines() -> None:
+    lines: list[str] = []
+    stream = ScreenedStream(SCREEN, lines.append)
+    print("starting zebra", end="", file=stream)
+    assert lines == []
+    print("fish now\n\nsecond", file=stream)
+    assert lines == [f"starting {WITHHELD} now", "second"]
+
+
+def test_long_texts_are_cut() -> None:
+    assert len(screen_text(SCREEN, "word " * 1000)) == 600
