@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,9 +80,18 @@ def end_session(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> No
 
 
 class EngineProcess:
-    """A started paceline.serve.child. `request` sends one operation; `receive` waits for events."""
+    """A started paceline.serve.child. `request` sends one operation; `receive` waits for events.
 
-    def __init__(self, *, env: Mapping[str, str], log_path: Path) -> None:
+    wrap: turns the command into one that runs it somewhere, such as in a sandbox.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str],
+        log_path: Path,
+        wrap: Callable[[list[str]], list[str]] = lambda command: command,
+    ) -> None:
         self.log_path = log_path
         command = [engine_python(), "-m", "paceline.serve.child"]
         if threading.current_thread() is threading.main_thread() and (
@@ -97,7 +106,7 @@ class EngineProcess:
         reader, writer = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [*command, "--fd", str(writer)],
+                wrap([*command, "--fd", str(writer)]),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
