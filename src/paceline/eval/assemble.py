@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.eval.conditions import describe_cache
 from paceline.eval.entries import build_entries, require_complete, sum_counters
-from paceline.eval.fidelity import build_fidelity
+from paceline.eval.fidelity import Key, Text, build_fidelity
 from paceline.eval.result import (
     RESULT_FORMAT,
     build_arms,
@@ -21,7 +21,7 @@ from paceline.rules import Rules
 if TYPE_CHECKING:
     from paceline.target import TargetFacts
 
-__all__ = ["assemble_result", "compare_with_plain"]
+__all__ = ["assemble_result", "compare_with_plain", "read_texts"]
 
 _TARGET_KEYS = (
     "name",
@@ -62,9 +62,10 @@ def assemble_result(
         arms[name] = arms[other]
         if fidelity is not None and other in fidelity:
             fidelity[name] = fidelity[other]
+    asked = {entry["id"]: entry["category"] for entry in next(iter(entries.values()))}
     sizes: dict[str, int] = {}
-    for entry in next(iter(entries.values())):
-        sizes[entry["category"]] = sizes.get(entry["category"], 0) + 1
+    for category in asked.values():
+        sizes[category] = sizes.get(category, 0) + 1
     result: dict[str, Any] = {
         "format": RESULT_FORMAT,
         "provenance": dict(provenance) if provenance else build_provenance(seed=seed),
@@ -94,20 +95,48 @@ def assemble_result(
 def compare_with_plain(
     transcript: Transcript, sampling: Mapping[str, Any], rules: Rules
 ) -> dict[str, Any] | None:
-    """Fidelity of every arm; None without a plain arm or when tokens are sampled by chance."""
-    if "plain" not in transcript.outcomes or sampling["temperature"] > 0:
+    """Fidelity of every arm; None without a plain arm.
+
+    "plain" is the target against itself: its later blocks against its first, where it has several.
+    """
+    texts = {arm: read_texts(transcript, arm) for arm in transcript.blocks}
+    if not texts.get("plain"):
         return None
-    texts = {
-        arm: {key: row["output_ids"] for key, row in rows.items() if row["kind"] == "answer"}
-        for arm, rows in transcript.outcomes.items()
-    }
-    return {
-        arm: build_fidelity(
+    found = {}
+    for arm, own in texts.items():
+        if arm == "plain":
+            own = {key: text for key, text in own.items() if key[1] > 0}
+            if not own:
+                continue
+        likelihoods = {
+            (side, (key, block)): value
+            for (name, key, block), value in transcript.likelihoods.items()
+            for side, is_so in (
+                ("plain", name == "plain" and block == 0),
+                ("arm", name == arm and (key, block) in own),
+            )
+            if is_so
+        }
+        found[arm] = build_fidelity(
             texts["plain"],
             own,
-            {key: choice for (name, key), choice in transcript.forks.items() if name == arm},
+            {
+                (key, block): choice
+                for (name, key, block), choice in transcript.forks.items()
+                if name == arm
+            },
+            likelihoods,
             rules,
+            greedy=not sampling["temperature"],
         )
-        for arm, own in texts.items()
-        if arm != "plain"
+    return found
+
+
+def read_texts(transcript: Transcript, arm: str) -> dict[Key, Text]:
+    """(request id, block) -> text of every answer of an arm."""
+    return {
+        (key, block): Text(output_ids=row["output_ids"], finish_reason=row["finish_reason"])
+        for block, rows in transcript.blocks.get(arm, {}).items()
+        for key, row in rows.items()
+        if row["kind"] == "answer"
     }

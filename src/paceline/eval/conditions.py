@@ -78,16 +78,8 @@ def find_invalid(result: Mapping[str, Any], rules: Rules) -> list[str]:
         method = arm["engine"]["rejection_sample_method"]
         if method is not None and method != rules.speculation.rejection_sample_method:
             reasons.append(f"'{name}' rejects by {method!r}, which fakes acceptance")
-    for name, fidelity in (result["fidelity"] or {}).items():
-        total = fidelity["num_texts"]
-        forks = fidelity["real_fork"]
-        if total and forks / total > rules.fidelity.max_real_fork_share:
-            reasons.append(f"'{name}' changes the text: {forks} of {total} answers really fork")
-        extra = fidelity["loops"]["arm"]["num_looping"] - fidelity["loops"]["plain"]["num_looping"]
-        if total and extra / total > rules.fidelity.max_extra_looping_share:
-            reasons.append(
-                f"'{name}' loops in {extra} of {total} answers where the target does not"
-            )
+    if result["fidelity"] is None:
+        reasons.append("the texts were not compared with the target's own: it was not served alone")
     return reasons
 
 

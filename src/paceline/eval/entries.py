@@ -36,31 +36,44 @@ Entry = dict[str, Any]
 def build_entries(
     transcript: Transcript, num_speculative_tokens: Mapping[str, int]
 ) -> dict[str, list[Entry]]:
-    """Arm -> entries in the order in which its requests finished.
+    """Arm -> entries, block after block, in the order in which its requests finished.
 
     A failed request stands as decoding without speculation: the plain arm's tokens (else another
     arm's) at one a step, and the plain arm's time.
     """
-    entries: dict[str, dict[str, Entry]] = {}
+    entries: dict[str, dict[tuple[str, int], Entry]] = {}
     for arm, k in num_speculative_tokens.items():
         entries[arm] = {
-            name: _answer_entry(row, k)
-            for name, row in transcript.outcomes.get(arm, {}).items()
+            (name, block): _answer_entry(row, k)
+            for block, rows in transcript.blocks.get(arm, {}).items()
+            for name, row in rows.items()
             if row["kind"] == "answer"
         }
     result: dict[str, list[Entry]] = {}
     for arm in num_speculative_tokens:
         others = [other for other in ("plain", *entries) if other != arm and other in entries]
-        rows = transcript.outcomes.get(arm, {})
         result[arm] = [
-            entries[arm][name]
-            if name in entries[arm]
-            else _failure_entry(
-                row, next(((o, entries[o][name]) for o in others if name in entries[o]), None)
-            )
+            entries[arm][name, block]
+            if (name, block) in entries[arm]
+            else _failure_entry(row, _find_stand_in(entries, others, name, block))
+            for block, rows in sorted(transcript.blocks.get(arm, {}).items())
             for name, row in rows.items()
         ]
     return result
+
+
+def _find_stand_in(
+    entries: Mapping[str, Mapping[tuple[str, int], Entry]],
+    others: Sequence[str],
+    name: str,
+    block: int,
+) -> tuple[str, Entry] | None:
+    """An answer of another arm to the same prompt: of the same block, else of its first."""
+    for other in others:
+        for key in ((name, block), (name, 0)):
+            if key in entries[other]:
+                return other, entries[other][key]
+    return None
 
 
 def _answer_entry(row: Mapping[str, Any], k: int) -> Entry:
@@ -69,6 +82,7 @@ def _answer_entry(row: Mapping[str, Any], k: int) -> Entry:
     acceptance = asdict(counts.acceptance)
     return {
         "id": answer.request_id,
+        "block": row.get("block", 0),
         "category": row["category"],
         "num_prompt_tokens": len(answer.prompt_ids),
         "num_tokens": len(answer.output_ids),
@@ -90,6 +104,7 @@ def _failure_entry(row: Mapping[str, Any], other: tuple[str, Entry] | None) -> E
     name, stand_in = other if other else (None, None)
     return {
         "id": row["id"],
+        "block": row.get("block", 0),
         "category": row["category"],
         "num_prompt_tokens": row["num_prompt_tokens"],
         "num_tokens": stand_in["num_tokens"] if stand_in else 0,
@@ -113,7 +128,7 @@ def _failure_entry(row: Mapping[str, Any], other: tuple[str, Entry] | None) -> E
 def sum_counters(transcript: Transcript, arm: str) -> Counters | None:
     """The engine's own counters of one arm, over all its segments; None without a segment."""
     total: Counters | None = None
-    for (name, _), readings in sorted(transcript.readings.items()):
+    for (name, _, _), readings in sorted(transcript.readings.items()):
         if name != arm:
             continue
         for before, after in pairwise(readings):
@@ -161,7 +176,7 @@ def summarise_arm(
             "by_category": {
                 name: {
                     "value": tau.by_category[name],
-                    "num_prompts": len(group),
+                    "num_prompts": len({e["id"] for e in group}),
                     "delivered": sum(e["delivered"] for e in group),
                     "steps": sum(e["steps"] for e in group),
                 }
@@ -222,7 +237,7 @@ def _tau_by_length(entries: Sequence[Entry], rules: Rules) -> dict[str, Any]:
     return {
         name: {
             "value": compute_tau({name: [(e["delivered"], e["steps"]) for e in group]}).value,
-            "num_prompts": len(group),
+            "num_prompts": len({e["id"] for e in group}),
         }
         for name, group in groups.items()
     }
@@ -237,7 +252,10 @@ def require_complete(entries: Mapping[str, Sequence[Entry]]) -> None:
     first, *others = entries
     wanted = {e["id"] for e in entries[first]}
     for other in others:
-        missing = wanted ^ {e["id"] for e in entries[other]}
+        blocks: dict[int, set[str]] = {}
+        for e in entries[other]:
+            blocks.setdefault(e["block"], set()).add(e["id"])
+        missing = {name for names in blocks.values() or [set()] for name in wanted ^ names}
         if missing:
             raise ResultError(
                 f"'{first}' and '{other}' differ in {len(missing)} prompts, "

@@ -12,6 +12,7 @@ from paceline.errors import ResultError
 from paceline.eval.acceptance import describe_acceptance, read_counters_acceptance
 from paceline.eval.conditions import find_deviations, find_invalid
 from paceline.eval.entries import Entry, summarise_arm
+from paceline.eval.gate import find_withheld
 from paceline.eval.pairing import included_for_tpot
 from paceline.eval.ratios import compute_ratios
 from paceline.methods import METHODS
@@ -86,13 +87,21 @@ def describe_counters(
 
 
 def build_verdict(result: Mapping[str, Any], rules: Rules, *, seed: int) -> dict[str, Any]:
-    """{"ratios", "score", "notes"} of a result that holds its arms and its fidelity."""
+    """{"ratios", "score", "withheld", "notes"} of a result that holds its arms and its fidelity.
+
+    The gate comes first: with an arm withheld there is no score, whatever its ratios.
+    """
     arms = result["arms"]
+    withheld = find_withheld(result["fidelity"], rules)
     if "baseline" not in arms:
-        return {"ratios": None, "score": None, "notes": ["no ratios and no score: no baseline"]}
+        notes = ["no ratios and no score: no baseline"]
+        return {"ratios": None, "score": None, "withheld": withheld, "notes": notes}
     memory = {name: read_memory_bytes(arm) for name, arm in arms.items()}
     entries = {name: arm["requests"] for name, arm in arms.items()}
     ratios, score, notes = compute_ratios(entries, memory, rules, seed=seed)
+    if withheld:
+        score = None
+        notes.append(f"no score: {' and '.join(sorted(withheld))} withheld by the fidelity gate")
     if score is not None:
         reasons = find_invalid({**result, "ratios": ratios}, rules)
         score = {
@@ -101,7 +110,7 @@ def build_verdict(result: Mapping[str, Any], rules: Rules, *, seed: int) -> dict
             "reasons": reasons,
             "deviations": find_deviations(result, rules),
         }
-    return {"ratios": ratios, "score": score, "notes": notes}
+    return {"ratios": ratios, "score": score, "withheld": withheld, "notes": notes}
 
 
 def read_memory_bytes(arm: Mapping[str, Any]) -> int | None:

@@ -17,14 +17,13 @@ from paceline.errors import DataError, EngineError, ResultError
 from paceline.eval.acceptance import count_request_steps
 from paceline.eval.assemble import assemble_result
 from paceline.eval.conditions import require_alike
-from paceline.eval.fidelity import find_fork
 from paceline.eval.result import RESULT_NAME, describe_draft, describe_memory, write_result
+from paceline.eval.second_look import ask_plain
 from paceline.eval.transcript import (
     REQUESTS_NAME,
     Transcript,
     append_answer,
     append_failure,
-    append_fork,
     append_segment,
     append_settings,
     read_transcript,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["EvalPrompt", "measure_run"]
 
 _MAX_FAILURES_IN_A_ROW = 3
-_CANDIDATES_AT_A_FORK = 5
 _ENGINE_SETTINGS = (
     "vllm_version",
     "platform",
@@ -108,7 +106,7 @@ def measure_run(
         append_segment(path, arm=name, segment=segment, counters=endpoint.counters())
     _measure(path, transcript, endpoints, prompts, segment=segment, seed=seed, show=on_progress)
     if plain is not None:
-        _look_at_forks(path, plain, [name for name in endpoints if name != "plain"])
+        ask_plain(path, plain, greedy=not prompts[0].request.sampling.temperature)
     result = assemble_result(
         read_transcript(out_dir),
         facts={
@@ -158,7 +156,7 @@ def _measure(
     show: Callable[[int, int], None] | None,
 ) -> None:
     total = len(prompts) * len(endpoints)
-    done = sum(len(transcript.outcomes.get(name, {})) for name in endpoints)
+    done = sum(len(transcript.find(name)) for name in endpoints)
     held: dict[str, list[dict[str, Any]]] = {name: [] for name in endpoints}
     if show:
         show(done, total)
@@ -168,7 +166,7 @@ def _measure(
         # an order of its own for each prompt, the same when a run goes on after a stop
         random.Random(f"{seed}:{request.request_id}").shuffle(names)
         for name in names:
-            if request.request_id in transcript.outcomes.get(name, {}):
+            if request.request_id in transcript.find(name):
                 continue
             failure = _measure_one(path, name, endpoints[name], prompt, segment)
             if failure is None:
@@ -241,30 +239,6 @@ def _release(path: Path, held: list[dict[str, Any]]) -> None:
     for failure in held:
         append_failure(path, **failure)
     held.clear()
-
-
-def _look_at_forks(path: Path, plain: Endpoint, names: Sequence[str]) -> None:
-    transcript = read_transcript(path.parent)
-
-    def tokens(arm: str) -> dict[str, tuple[list[int], list[int]]]:
-        rows = transcript.outcomes.get(arm, {}).items()
-        return {
-            key: (row["prompt_ids"], row["output_ids"])
-            for key, row in rows
-            if row["kind"] == "answer"
-        }
-
-    texts = tokens("plain")
-    for name in names:
-        for request_id, (_, output) in tokens(name).items():
-            if request_id not in texts or (name, request_id) in transcript.forks:
-                continue
-            prompt_ids, plain_output = texts[request_id]
-            position = find_fork(plain_output, output)
-            if position is not None:
-                prefix = [*prompt_ids, *plain_output[:position]]
-                (choice,) = plain.next_token([prefix], top=_CANDIDATES_AT_A_FORK)
-                append_fork(path, arm=name, request_id=request_id, choice=choice)
 
 
 def _require_fair(prompts: Sequence[EvalPrompt], warm_up: Sequence[Request], rules: Rules) -> None:

@@ -81,6 +81,8 @@ def _recompute(result: dict[str, Any], path: Path) -> dict[str, Any] | None:
     _require_same(f"{path}: cache_state", result["cache_state"], describe_cache(arms, rules)[0])
     verdict = build_verdict(result, rules, seed=result["seed"])
     _require_same(f"{path}: ratios", result["ratios"], verdict["ratios"])
+    if "withheld" in result:  # of a result written before there was a gate nothing is withheld
+        _require_same(f"{path}: withheld", result["withheld"], verdict["withheld"])
     _require_same(f"{path}: score", result["score"], verdict["score"])
     score: dict[str, Any] | None = verdict["score"]
     return score

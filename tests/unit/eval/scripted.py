@@ -91,6 +91,7 @@ class ScriptedEndpoint:
     name: str = ""
     prefix: tuple[int | None, int | None] = (0, 0)  # queries and hits added by each request
     clock_s: float = 5.0
+    nll_nats: Mapping[tuple[int, ...], float] = field(default_factory=dict)  # answer ids -> mean
 
     def __post_init__(self) -> None:
         self._counters = Counters(
@@ -150,6 +151,11 @@ class ScriptedEndpoint:
 
     def next_token(self, prefixes: Sequence[Sequence[int]], *, top: int = 2) -> list[TokenChoice]:
         return [self.choices[tuple(prefix)] for prefix in prefixes]
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[float, ...]]:
+        return [(-self.nll_nats.get(tuple(ids), 0.5),) * len(ids) for _, ids in texts]
 
     def counters(self) -> Counters:
         return self._counters

@@ -61,6 +61,7 @@ def change(*path: str | int, by: Any) -> Callable[[Any], None]:
         (change("score", "terms", "tau", "points", by=1.0), "score.terms.tau.points"),
         (change("score", "gate", "minimum_tau_ratio", by=0.1), "score.gate.minimum_tau_ratio"),
         (change("score", by=None), "score"),
+        (change("withheld", by={"candidate": ["it loops"]}), "withheld"),
         (change("ratios", "tau", "value", by=1.9), "ratios.tau.value"),
         (change("ratios", "tpot", "high", by=9.0), "ratios.tpot.high"),
         (change("ratios", "memory", "value", by=2.0), "ratios.memory.value"),
