@@ -267,16 +267,19 @@ def test_nothing_lives_on_when_the_command_ends(tmp_path: Path) -> None:
     sandbox = build_sandbox(tmp_path / "scratch")
     if not sandbox.isolation.is_whole:
         pytest.skip(str(sandbox.isolation))
-    mark = f"{time.time_ns()}.5"
+    mark = f"600.{time.time_ns()}"
     done = run_inside(
         f"""
-import os, subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep({mark})"], start_new_session=True)
-print("started")
+import subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-c", "import time; time.sleep({mark})"], start_new_session=True
+)
+time.sleep(0.5)
+print("alive" if child.poll() is None else "gone")
 """,
         sandbox,
     )
-    assert done.stdout == "started\n"
+    assert done.stdout == "alive\n"
     for _ in range(50):
         if not _running(mark):
             return
@@ -294,7 +297,7 @@ def _running(mark: str) -> bool:
 
 def test_it_ends_with_its_starter(tmp_path: Path) -> None:
     """SIGKILL to the process that holds the sandbox: nothing of it is left."""
-    mark = f"{time.time_ns()}.5"
+    mark = f"600.{time.time_ns()}"
     sandbox = build_sandbox(tmp_path / "scratch")
     command = wrap_command([sys.executable, "-c", f"import time; time.sleep({mark})"], sandbox)
     starter = subprocess.Popen(
