@@ -13,6 +13,7 @@ from paceline.cli import (
     evaluate,
     fetch,
     forecast,
+    judge,
     serve,
     submit,
     target,
@@ -59,3 +60,4 @@ app.command("serve")(serve.serve)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)
+app.add_typer(judge.app, name="judge")

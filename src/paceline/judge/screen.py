@@ -42,7 +42,8 @@ def build_screen(hidden: Iterable[str], public: Iterable[str] = ()) -> Screen:
     runs: set[tuple[str, ...]] = set()
     for text in hidden:
         own = _WORD.findall(text.lower())
-        words.update(own)
+        # a short number alone tells nothing, and withheld it would spoil every message
+        words.update(word for word in own if len(word) > 4 or not word.isdecimal())
         length = min(_RUN, len(own))
         if length > 1:
             runs.update(tuple(own[i : i + length]) for i in range(len(own) - length + 1))

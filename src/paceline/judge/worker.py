@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from paceline.errors import (
     DataError,
     DraftError,
+    EngineError,
     MissingExtraError,
     RulesError,
     StorageError,
@@ -52,6 +53,7 @@ __all__ = ["PARTS", "Court", "Task", "run_worker", "tidy_up"]
 
 PARTS = ("hidden", "shuffled", "twin")
 _MAX_ATTEMPTS = 3
+_MAX_FAILED_IN_A_ROW = 3  # different entries: then it is the machine
 # not the draft's doing: the worker stops, the entry waits
 _OURS = (DataError, MissingExtraError, RulesError, StorageError, TargetError)
 
@@ -96,9 +98,11 @@ def run_worker(court: Court, *, max_entries: int | None = None, wait: bool = Fal
     """Measures what waits, one entry after another; returns how many came to an end.
 
     wait: stay for entries that other workers hold or that come later. Raises PlanError when the
-    device is taken, and any error that is not the draft's (a full disk, a wrong prompt file).
+    device is taken, EngineError when three entries in a row could not be measured, and any error
+    that is not the draft's (a full disk, a wrong prompt file).
     """
     num_done = 0
+    failed: set[int] = set()
     worker = f"{socket.gethostname()}:{os.getpid()}:{court.device}"
     with hold_device(court.home, court.device):
         tidy_up(court.home, court.queue)
@@ -112,7 +116,16 @@ def run_worker(court: Court, *, max_entries: int | None = None, wait: bool = Fal
                     may_start=partial(_lock, court.home, locks),
                 )
                 if claim is not None:
-                    num_done += _judge(court, claim)
+                    has_ended, has_failed = _judge(court, claim)
+                    num_done += has_ended
+                    failed = failed | {claim.entry.entry_id} if has_failed else set()
+                    if len(failed) >= _MAX_FAILED_IN_A_ROW:
+                        raise EngineError(
+                            f"entries {', '.join(map(str, sorted(failed)))} could not be measured,"
+                            " one after the other",
+                            where=worker,
+                            fix="Look at this machine first; then run the same command again.",
+                        )
                 elif not wait and not _is_busy(court.queue):
                     break
                 else:
@@ -164,8 +177,8 @@ def _keep_lease(court: Court, claim: Claim) -> Iterator[None]:
         thread.join()
 
 
-def _judge(court: Court, claim: Claim) -> int:
-    """1 when the entry came to an end here. All errors leave this function screened."""
+def _judge(court: Court, claim: Claim) -> tuple[bool, bool]:
+    """(the entry came to an end here, its measuring failed). All errors leave here screened."""
     entry = claim.entry
     label = f"entry {entry.entry_id}"
     state, reason = "done", ""
@@ -185,7 +198,7 @@ def _judge(court: Court, claim: Claim) -> int:
             if entry.attempts + 1 < court.max_attempts:
                 release_entry(court.queue, claim, failed_attempt=True)
                 court.say(f"{label}: attempt {entry.attempts + 1} failed: {reason}")
-                return 0
+                return False, True
             state = "failed"
         key = read_key(court.home.key_path, create=True)
         body = _build_body(court, entry, state, reason)
@@ -198,11 +211,11 @@ def _judge(court: Court, claim: Claim) -> int:
         )
     if not ended:
         court.say(f"{label}: its lease was lost; another worker ends it")
-        return 0
+        return False, False
     export_lines(court.home.ledger_path, read_ledger(court.queue))
     court.home.clear_work_dir(entry.content_sha256)
     court.say(f"{label}: {state}" + (f": {reason}" if reason else ""))
-    return 1
+    return True, state == "failed"
 
 
 def _measure(court: Court, entry: Entry) -> None:

@@ -373,3 +373,18 @@ def test_a_leftover_of_a_killed_worker_is_tidied(court: Court, tmp_path: Path) -
     assert not raw.exists()
     assert ledger.read_bytes() == whole
     assert Home(path=court.home.path).ledger_path == ledger
+
+
+def test_three_entries_that_fail_in_a_row_stop_the_worker(court: Court, tmp_path: Path) -> None:
+    for number in range(4):
+        enter(court, tmp_path, number)
+    with pytest.raises(EngineError, match="entries 1, 2, 3 could not be measured") as caught:
+        run_worker(replace(court, measure=failing(EngineError)))
+    assert CANARY not in str(caught.value)
+    assert [(e.state, e.attempts) for e in list_entries(court.queue)] == [
+        ("queued", 1),
+        ("queued", 1),
+        ("queued", 1),
+        ("queued", 0),
+    ]
+    assert run_worker(replace(court, measure=clearing_measure)) == 4

@@ -1,0 +1,152 @@
+"""What `paceline judge run` measures with: engines, hidden questions, and what may be said of them.
+
+The hidden prompts are read here and live in this process's memory; everything that anything prints
+while they are asked goes through the judge's screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.arms import open_arms
+from paceline.cli.console import say
+from paceline.cli.measure import Questions, build_questions, measure_endpoints, plan_arms
+from paceline.errors import DataError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.data import PromptSet, Thinking
+    from paceline.judge import Screen, ScreenedStream, Task
+    from paceline.rules import Rules
+    from paceline.target import TargetFacts
+
+__all__ = ["Bench", "build_bench"]
+
+_ORDER_SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """measure: makes one run. pinned: setting -> (value, what it is), the same for every worker."""
+
+    target: TargetFacts
+    screen: Screen
+    measure: Callable[[Task], None]
+    parts: tuple[str, ...]
+    pinned: dict[str, tuple[str, str]]
+
+
+def build_bench(
+    *,
+    target_name: str,
+    hidden: str,
+    twin: str | None,
+    shuffle: bool,
+    baseline: str,
+    rules: Rules,
+    thinking: Thinking,
+    device: str | None,
+) -> Bench:
+    """Reads everything that must be right before an entry is taken. Raises DataError."""
+    from paceline.data import read_prompts
+    from paceline.draft import read_draft, resolve_draft
+    from paceline.judge import ScreenedStream, build_screen
+    from paceline.methods import METHODS
+    from paceline.target import read_target
+
+    secret = _read_hidden(hidden)
+    public = [read_prompts("train"), *([read_prompts(twin)] if twin else [])]
+    screen = build_screen(_texts(secret), [text for prompts in public for text in _texts(prompts)])
+    target = read_target(target_name)
+    out = ScreenedStream(screen, lambda line: say(f"  {line}"))
+    with _screened(screen, out):
+        questions = {"hidden": build_questions(hidden, target, rules, thinking=thinking)}
+        if shuffle:
+            questions["shuffled"] = _reorder(questions["hidden"])
+        if twin:
+            questions["twin"] = build_questions(twin, target, rules, thinking=thinking)
+        longest = max(asked.longest for asked in questions.values())
+        arms = {"baseline": baseline, "plain": "none"}  # what is wrong without any entry, at once
+        plan_arms(target, arms, rules, num_tokens=longest, device=device)
+
+    def measure(task: Task) -> None:
+        asked = questions[task.part]
+        # no redirection of what is already gone: every line is screened where it is printed
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            arms = plan_arms(
+                target,
+                {"baseline": baseline, "candidate": str(task.draft_dir), "plain": "none"},
+                rules,
+                num_tokens=asked.longest,
+                device=device,
+            )
+            with open_arms(arms, task.run_dir) as endpoints:
+                measure_endpoints(endpoints, arms, target, rules, asked, out=task.run_dir)
+
+    has_folder = baseline not in METHODS or METHODS[baseline].has_weights
+    base = read_draft(resolve_draft(baseline)).sha256 if has_folder else baseline
+    pinned = {
+        "prompts": (secret.sha256, "hidden prompts"),
+        "target": (f"{target.weights_fingerprint} {target.tokenizer_sha256}", "target"),
+        "baseline": (base, "baseline"),
+        "parts": (" ".join(questions), "runs an entry (--twin, --shuffle)"),
+    }
+    if twin:
+        pinned["twin"] = (questions["twin"].sha256, "public twin prompts")
+    return Bench(
+        target=target, screen=screen, measure=measure, parts=tuple(questions), pinned=pinned
+    )
+
+
+def _read_hidden(path: str) -> PromptSet:
+    """The hidden prompts; what is wrong with them is told by line number alone."""
+    from paceline.data import read_prompts
+
+    try:
+        prompts = read_prompts(path)
+    except PacelineError:
+        exists = Path(path).expanduser().is_file()
+        raise DataError(
+            "the hidden prompts cannot be read" if exists else "there is no such prompt file",
+            where=path,
+            expected="a JSONL file of prompts",
+            fix="Look at it where nobody else does; its lines are not quoted here."
+            if exists
+            else "",
+        ) from None
+    if prompts.rejected:
+        lines = ", ".join(str(line) for line, _ in prompts.rejected[:10])
+        raise DataError(
+            f"{len(prompts.rejected)} of the hidden prompts cannot be used: lines {lines}",
+            where=path,
+            expected="every line a prompt, for a contest is measured on all of them",
+        )
+    return prompts
+
+
+def _texts(prompts: PromptSet) -> list[str]:
+    """Every message, and ids that were given by hand."""
+    own = [message["content"] for prompt in prompts.prompts for message in prompt.messages]
+    return [*own, *(prompt.prompt_id for prompt in prompts.prompts)]
+
+
+def _reorder(questions: Questions) -> Questions:
+    prompts = list(questions.prompts)
+    random.Random(_ORDER_SEED).shuffle(prompts)
+    return replace(questions, prompts=tuple(prompts))
+
+
+@contextlib.contextmanager
+def _screened(screen: Screen, out: ScreenedStream) -> Iterator[None]:
+    """Errors and prints of the block leave it without hidden words."""
+    from paceline.judge import screen_error
+
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            yield
+    except PacelineError as problem:
+        raise type(problem)(screen_error(screen, problem)) from None
