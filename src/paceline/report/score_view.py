@@ -27,6 +27,7 @@ __all__ = [
     "list_notes",
     "list_provisional",
     "list_replay_lines",
+    "list_withheld",
     "name_draft",
 ]
 
@@ -47,7 +48,10 @@ _ABSOLUTE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """state: "ranked" | "unranked" | "not scored". interval is "" when there is no score."""
+    """state: "ranked" | "unranked" | "withheld" | "not scored"; the last two have no score.
+
+    interval is "" when there is no score. withheld: the fidelity gate held an arm back.
+    """
 
     score: str
     interval: str
@@ -92,7 +96,11 @@ def build_headline(result: Result) -> Headline:
     value = pick_number(result, "score", "value")
     gate, passed = _describe_gate(result)
     ranked = pick(result, "score", "ranked")
-    if value is None:
+    withheld = list_withheld(result)
+    if withheld:
+        state, reasons = "withheld", [*withheld]
+        value = None
+    elif value is None:
         state, reasons = "not scored", [_why_no_score(result)]
     elif ranked is True:
         state, reasons = "ranked", ["The acceptance gate is met."] if passed else []
@@ -116,6 +124,16 @@ def build_headline(result: Result) -> Headline:
     )
 
 
+def list_withheld(result: Result) -> tuple[str, ...]:
+    """Why an arm was held back from scoring, one sentence a reason; empty when none was."""
+    found = pick_dict(result, "withheld")
+    return tuple(
+        f"{clean_text(arm, limit=24)} withheld from scoring: {clean_text(reason, limit=300)}"
+        for arm in found
+        for reason in pick_list(result, "withheld", arm)
+    )
+
+
 def _why_no_score(result: Result) -> str:
     arms = list_arms(result)
     missing = [arm for arm in ("candidate", "baseline") if arm not in arms]
@@ -129,7 +147,7 @@ def _describe_gate(result: Result) -> tuple[str, bool | None]:
     minimum = pick_number(result, "score", "gate", "minimum_tau_ratio")
     passed = pick(result, "score", "gate", "passed")
     found = _ratio(result, "tau")
-    if pick(result, "score") is None:
+    if pick(result, "score") is None or list_withheld(result):
         return "acceptance gate not decided", None
     if minimum is None:
         return "no acceptance gate in these rules", None

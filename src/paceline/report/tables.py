@@ -186,6 +186,23 @@ def _write_widest(fidelity: Mapping[str, Any]) -> str:
     return format_number(pick_number(fidelity, "max_near_tie_gap"))
 
 
+_DIFFERENCES = (
+    ("less likely under the target, nat a token", "nll_nats", 3),
+    ("longer, tokens", "num_tokens", 1),
+    ("more that end by themselves, share", "eos_share", 3),
+    ("more varied, share of distinct pairs", "distinct_2", 3),
+)
+
+
+def _write_difference(found: Mapping[str, Any], digits: int) -> str:
+    """ "+0.012 ± 0.020": the mean over texts, and what chance explains."""
+    mean, half = pick_number(found, "mean"), pick_number(found, "half_width")
+    if mean is None:
+        return NOT_MEASURED
+    text = f"{mean:+.{digits}f}"
+    return text if half is None else f"{text} ± {half:.{digits}f}"
+
+
 def build_fidelity_table(result: Result) -> Table:
     """Texts compared with the target's own, one column an arm."""
     found = pick_dict(result, "fidelity")
@@ -207,6 +224,11 @@ def build_fidelity_table(result: Result) -> Table:
     for label, key in (("loops, with the draft", "arm"), ("loops, target alone", "plain")):
         counts = (pick_number(found, arm, "loops", key, "num_looping") for arm in arms)
         rows = (*rows, (label, *(format_count(count) for count in counts)))
+    for label, key, digits in _DIFFERENCES:
+        cells = (
+            _write_difference(pick_dict(found, arm, "differences", key), digits) for arm in arms
+        )
+        rows = (*rows, (label, *cells))
     if not arms:
         rows = (("texts compared", NOT_MEASURED),)
     columns = ("", *(clean_text(arm, limit=24) for arm in arms)) if arms else ("", "")

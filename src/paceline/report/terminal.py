@@ -36,7 +36,12 @@ from paceline.report.tables import (
 
 __all__ = ["print_report", "render_score_table"]
 
-_STATE_STYLE = {"ranked": "bold green", "unranked": "bold yellow", "not scored": "bold"}
+_STATE_STYLE = {
+    "ranked": "bold green",
+    "unranked": "bold yellow",
+    "withheld": "bold red",
+    "not scored": "bold",
+}
 
 
 def render_score_table(result: Mapping[str, Any]) -> RenderableType:

@@ -384,6 +384,11 @@ def build_variants() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
     no_memory["score"]["terms"]["memory"] = None
     no_replay = build_result()
     no_replay[0]["replay"] = None
+    withheld = build_result(skills={"candidate": 0.99, "baseline": 0.5})
+    withheld[0]["score"] = None
+    withheld[0]["withheld"] = {
+        "candidate": ["it loops in 12 of 12 answers where the target does not", "\u202ehostile"]
+    }
     bare: dict[str, Any] = {
         "format": "paceline-result/1",
         "arms": {"candidate": {"draft": {"name": "only a name"}}},
@@ -391,6 +396,7 @@ def build_variants() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
     return {
         "usual": build_result(),
         "same": same,
+        "withheld": withheld,
         "unranked": build_result(skills={"candidate": 0.3, "baseline": 0.6}),
         "no-baseline": build_result(skills={"candidate": 0.6}),
         "no-memory": (no_memory, rows),

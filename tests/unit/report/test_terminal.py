@@ -164,3 +164,20 @@ def test_no_near_tie_is_none_and_not_missing() -> None:
     result["fidelity"]["baseline"].update(near_tie=None, max_near_tie_gap=None)
     row = _lines(_printed(result), "widest near tie, nat")[0].split()[4:]
     assert row == ["none", "not", "measured"]
+
+
+def test_a_withheld_arm_has_no_score_and_says_why() -> None:
+    text = _printed(VARIANTS["withheld"][0])
+    assert "Score  not measured  WITHHELD" in text
+    assert "candidate withheld from scoring: it loops in 12 of 12 answers where" in text
+    assert "\u202e" not in text
+    table = next(line for line in text.splitlines() if line.startswith("score"))
+    assert table.split() == ["score", "-"]
+
+
+def test_a_score_in_a_withheld_record_is_not_shown() -> None:
+    result, _ = build_result()
+    result["withheld"] = {"candidate": ["it loops"]}
+    text = _printed(result)
+    assert f"{result['score']['value']:.1f}" not in text.split("Gate")[0]
+    assert "WITHHELD" in text
