@@ -287,6 +287,8 @@ def _serve(channel: _Channel, parent: _Parent) -> None:
             channel.send("done", result=engine.counters())
         elif operation == "memory":
             channel.send("done", result=engine.memory(message["context_tokens"]))
+        elif operation == "inspect":
+            channel.send("done", result=engine.engine.collective_rpc(message["method"])[0])
         elif operation == "close":
             channel.send("done", result=None)
             return
