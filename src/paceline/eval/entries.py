@@ -23,6 +23,7 @@ from paceline.eval.acceptance import (
     describe_acceptance,
     subtract_counters,
 )
+from paceline.eval.lengths import bucket_names, find_bucket
 from paceline.eval.statistics import geometric_mean
 from paceline.eval.timing import read_times
 from paceline.eval.transcript import Transcript, parse_answer
@@ -229,11 +230,9 @@ def _sum_acceptance(entries: Sequence[Entry], k: int) -> Acceptance:
 def _tau_by_length(entries: Sequence[Entry], rules: Rules) -> dict[str, Any]:
     """tau pooled over prompts of a length: "<= 1024" -> value and number of prompts."""
     edges = rules.prompts.length_buckets
-    names = [f"<= {edge}" for edge in edges] + [f"> {edges[-1]}" if edges else "all"]
-    groups: dict[str, list[Entry]] = {name: [] for name in names}
+    groups: dict[str, list[Entry]] = {name: [] for name in bucket_names(edges)}
     for entry in entries:
-        bucket = sum(1 for edge in edges if entry["num_prompt_tokens"] > edge)
-        groups[names[bucket]].append(entry)
+        groups[find_bucket(entry["num_prompt_tokens"], edges)].append(entry)
     return {
         name: {
             "value": compute_tau({name: [(e["delivered"], e["steps"]) for e in group]}).value,

@@ -136,12 +136,13 @@ def measure_intervals(
     if found.tau is not None and found.replicates is not None:
         moved = found.replicates.log_tau - found.tau.log
         quantile = studentised_quantile(moved, found.replicates.tau_tau, confidence=confidence)
+    same, least = pairing.is_same, min(pairing.sizes)
     tau = _describe(
-        found.tau, "tau", confidence, least=min(pairing.sizes), quantile=quantile, studentised=True
+        found.tau, "tau", confidence, least=least, same=same, quantile=quantile, studentised=True
     )
     timed = [len(cells) for cells in found.tpot.cells if len(cells)] if found.tpot else [0]
     name = "medians" if rules.terms.tpot_statistic == "ratio_of_medians" else "geomean"
-    tpot = _describe(found.tpot, name, confidence, least=min(timed))
+    tpot = _describe(found.tpot, name, confidence, least=min(timed), same=same)
     if found.tau is None or found.tpot is None or memory is None:
         return tau, tpot, None
     return tau, tpot, _build_score(found, tau, tpot, memory, rules)
@@ -157,26 +158,28 @@ def _describe(
     confidence: float,
     *,
     least: int,
+    same: bool,
     quantile: float | None = None,
     studentised: bool = False,
 ) -> dict[str, Any]:
     """A ratio as result.json holds it. least: prompts of the smallest category that counts.
 
-    studentised: its half-width needs `quantile`; without it the interval is not measured.
+    same: both arms are one measurement, so that the ratio is exact. studentised: its half-width
+    needs `quantile`; without it the interval is not measured.
     """
     nothing = {"value": None, "low": None, "high": None, "degrees_of_freedom": None}
     if figure is None:
         return {**nothing, "coverage": None, "not_measured": None}
     spread = measure_spread(figure.cells)
-    half = None
-    if spread is not None and (not studentised or quantile is not None or not spread.variance):
+    half = 0.0 if same else None
+    if not same and spread is not None and (not studentised or quantile is not None):
         half = half_width(spread, confidence=confidence, quantile=quantile)
     return {
         "value": figure.value,
         "low": None if half is None else figure.value * math.exp(-half),
         "high": None if half is None else figure.value * math.exp(half),
         "degrees_of_freedom": _show_freedom(spread),
-        "coverage": None if half is None else state_coverage(name, least, confidence),
+        "coverage": None if half is None or same else state_coverage(name, least, confidence),
         "not_measured": _why_not(spread) if half is None else None,
     }
 
@@ -231,6 +234,8 @@ def _score_interval(
     """(half-width, stated coverage) of the score; None where a term has no interval."""
     if tau["low"] is None or tpot["low"] is None or found.tau is None or found.tpot is None:
         return None
+    if found.pairing.is_same:
+        return 0.0, None
     slopes = {"tau": _slope(tau, "tau", rules), "tpot": _slope(tpot, "tpot", rules)}
     by_prompt = spread_over_prompts(found.tpot)
     cells = [
@@ -250,7 +255,7 @@ def _score_interval(
         ),
         confidence=confidence,
     )
-    if spread.variance and quantile is None:
+    if quantile is None:
         return None
     half = half_width(spread, confidence=confidence, quantile=quantile)
     if half is None:

@@ -15,6 +15,7 @@ from paceline.eval.entries import Entry, summarise_arm
 from paceline.eval.gate import find_withheld
 from paceline.eval.pairing import included_for_tpot
 from paceline.eval.ratios import compute_ratios
+from paceline.eval.slices import build_slices
 from paceline.methods import METHODS
 from paceline.records import write_json
 from paceline.rules import Rules
@@ -99,6 +100,9 @@ def build_verdict(result: Mapping[str, Any], rules: Rules, *, seed: int) -> dict
     memory = {name: read_memory_bytes(arm) for name, arm in arms.items()}
     entries = {name: arm["requests"] for name, arm in arms.items()}
     ratios, score, notes = compute_ratios(entries, memory, rules, seed=seed)
+    included, _ = included_for_tpot(entries, min_tokens=rules.protocol.min_tokens_for_tpot)
+    sides = (entries["baseline"], entries["candidate"])
+    ratios |= build_slices(*sides, included, rules, seed=seed)
     if withheld:
         score = None
         notes.append(f"no score: {' and '.join(sorted(withheld))} withheld by the fidelity gate")

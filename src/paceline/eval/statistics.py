@@ -51,8 +51,8 @@ class Spread:
 
     @property
     def is_measured(self) -> bool:
-        """Enough prompts (and blocks) for an interval, or no spread at all to estimate."""
-        return self.variance == 0 or self.degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM
+        """Enough prompts (and blocks) for an interval; three that happen to be alike are not."""
+        return self.degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM
 
 
 def measure_spread(cells: Sequence[Array]) -> Spread | None:
@@ -75,7 +75,7 @@ def measure_spread(cells: Sequence[Array]) -> Spread | None:
     lone = float((~several).sum()) * pooled
     prompts = float(parts.sum()) + lone
     uncertainty = float((parts**2 / freedoms[several]).sum()) + lone**2 / float(freedoms.sum())
-    of_prompts = prompts**2 / uncertainty if uncertainty > 0 else math.inf
+    of_prompts = prompts**2 / uncertainty if uncertainty > 0 else float(freedoms.sum())
     blocks = max(0.0, _measure_blocks(cells))
     if blocks > 0:
         uncertainty += blocks**2 / (cells[0].shape[1] - 1)
@@ -83,7 +83,7 @@ def measure_spread(cells: Sequence[Array]) -> Spread | None:
     return Spread(
         prompts=prompts,
         blocks=blocks,
-        degrees_of_freedom=total**2 / uncertainty if uncertainty > 0 else math.inf,
+        degrees_of_freedom=total**2 / uncertainty if uncertainty > 0 else of_prompts,
         freedom_of_prompts=of_prompts,
     )
 
@@ -111,10 +111,10 @@ def half_width(spread: Spread, *, confidence: float, quantile: float | None = No
     quantile: a studentised one found by resampling prompts, in place of Student's; blocks widen it
     as they widen Student's.
     """
-    if spread.variance == 0:
-        return 0.0
     if not spread.is_measured:
         return None
+    if spread.variance == 0:
+        return 0.0
     tail = (1 + confidence) / 2
     student = t_quantile(tail, spread.degrees_of_freedom)
     if quantile is not None:

@@ -128,8 +128,15 @@ def test_too_few_degrees_of_freedom_have_no_interval() -> None:
     few = MIN_DEGREES_OF_FREEDOM - 0.01
     spread = Spread(prompts=1.0, blocks=0.0, degrees_of_freedom=few, freedom_of_prompts=few)
     assert half_width(spread, confidence=0.95) is None
-    none = Spread(prompts=0.0, blocks=0.0, degrees_of_freedom=1, freedom_of_prompts=1)
-    assert half_width(none, confidence=0.95) == 0.0
+
+
+def test_prompts_that_happen_to_be_alike_need_as_many() -> None:
+    two = measure_spread([column(0, 0), column(0, 0)])
+    assert two is not None
+    assert half_width(two, confidence=0.95) is None
+    six = measure_spread([column(0, 0, 0), column(0, 0, 0)])
+    assert six is not None
+    assert half_width(six, confidence=0.95) == 0.0
 
 
 def test_geometric_mean() -> None:
