@@ -1,7 +1,7 @@
 """Module patterns out of a quantization_config, read by a tiny grammar and never by `re`.
 
     model.layers.0.mlp          a name; it stands for itself
-    re:.*\\.mlp\\.(gate)_proj$    refused: groups are not in the grammar
+    re:.*\\.mlp\\.(gate)_proj$  refused: groups are not in the grammar
 
 After `re:` (or for GPTQ's `dynamic` after `-:` or `+:`) a pattern may hold letters, digits, `_`,
 `-`, `\\.`, `.`, `\\d`, `[0-9]`, each of the last three with `*` or `+`, `^` first and `$` last.
@@ -35,6 +35,8 @@ def parse_pattern(text: str, *, is_regex: bool) -> tuple[Step, ...] | None:
     body = text.removeprefix("^")
     ends = body.endswith("$") and not body.endswith("\\$")
     body = body[:-1] if ends else body
+    if not body:  # it would match every module
+        return None
     steps: list[Step] = []
     at = repeats = 0
     while at < len(body):
@@ -58,7 +60,7 @@ def parse_pattern(text: str, *, is_regex: bool) -> tuple[Step, ...] | None:
         steps.append((char, bool(sign), bool(sign)))
     if not ends:
         steps.append(("", True, True))  # vLLM matches at the beginning, not to the end
-    return tuple(steps) if steps and repeats <= _MAX_REPEATS else None
+    return tuple(steps) if repeats <= _MAX_REPEATS else None
 
 
 def matches_name(steps: tuple[Step, ...], name: str) -> bool:
