@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.eval.asking import EvalPrompt
 from paceline.eval.result import add_replay, write_result
-from paceline.eval.run import EvalPrompt, measure_run
+from paceline.eval.run import measure_run
 from paceline.eval.samples import build_samples
 from paceline.eval.score import score_run
 from paceline.eval.transcript import read_answers

@@ -25,6 +25,7 @@ from paceline.errors import ResultError
 from paceline.records import append_jsonl, read_jsonl
 
 __all__ = [
+    "ALL_ARMS",
     "REQUESTS_NAME",
     "Transcript",
     "append_answer",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 REQUESTS_NAME = "requests.jsonl"
+ALL_ARMS = "all"  # whose load a quick run logs: its arms take turns
 
 
 @dataclass(kw_only=True)
@@ -164,7 +166,6 @@ def _add_row(transcript: Transcript, row: dict[str, Any]) -> None:
     arm, block = row["arm"], row.get("block", 0)
     if not isinstance(arm, str) or not isinstance(block, int):
         raise ValueError("arm or block")
-    own = transcript.blocks.setdefault(arm, {})
     if kind == "segment":
         segment = row["segment"]
         transcript.last_segment = max(transcript.last_segment, segment)
@@ -172,11 +173,11 @@ def _add_row(transcript: Transcript, row: dict[str, Any]) -> None:
     elif kind == "answer":
         require_sound(parse_answer(row))
         transcript.readings[arm, block, row["segment"]].append(_parse_counters(row["counters"]))
-        own.setdefault(block, {})[row["id"]] = row
+        _own_block(transcript, arm, block)[row["id"]] = row
     elif kind == "failure":
         if not isinstance(row["error"], str) or not isinstance(row["num_prompt_tokens"], int):
             raise ValueError("error or num_prompt_tokens")
-        own.setdefault(block, {})[row["id"]] = row
+        _own_block(transcript, arm, block)[row["id"]] = row
     elif kind == "fork":
         transcript.forks[arm, row["id"], block] = TokenChoice(
             token_ids=tuple(row["token_ids"]), logprobs=tuple(row["logprobs"])
@@ -192,9 +193,13 @@ def _add_row(transcript: Transcript, row: dict[str, Any]) -> None:
         raise ValueError(f"kind {kind!r}")
 
 
+def _own_block(transcript: Transcript, arm: str, block: int) -> dict[str, dict[str, Any]]:
+    return transcript.blocks.setdefault(arm, {}).setdefault(block, {})
+
+
 def _forget(transcript: Transcript, arm: str, block: int) -> None:
     """A void block stays in the file and counts for nothing."""
-    transcript.blocks[arm].pop(block, None)
+    transcript.blocks.get(arm, {}).pop(block, None)
     transcript.loads.pop((arm, block), None)
     for reading in [key for key in transcript.readings if key[:2] == (arm, block)]:
         del transcript.readings[reading]

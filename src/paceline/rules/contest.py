@@ -106,12 +106,20 @@ class Prompts:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a run is made and when it is invalid. Shares are of 1."""
+    """How a run is made and when it is invalid. Shares are of 1.
+
+    max_other_cpu_share: of the CPU, for other processes during a block; max_clock_difference:
+    between the GPU's clocks in the two blocks of a pair. Beyond them a block is void and measured
+    again, at most max_block_reruns times. Keys with a value here may be left out of a rules file.
+    """
 
     num_warm_up_requests: int
     min_tokens_for_tpot: int
     max_failure_share: float
     max_prefix_hit_share: float
+    max_other_cpu_share: float = 0.1
+    max_clock_difference: float = 0.01
+    max_block_reruns: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,6 +170,8 @@ def _require_sane(rules: Rules, where: str) -> None:
         "sampling.top_p": rules.sampling.top_p,
         "protocol.max_failure_share": rules.protocol.max_failure_share,
         "protocol.max_prefix_hit_share": rules.protocol.max_prefix_hit_share,
+        "protocol.max_other_cpu_share": rules.protocol.max_other_cpu_share,
+        "protocol.max_clock_difference": rules.protocol.max_clock_difference,
         "fidelity.max_real_fork_share": rules.fidelity.max_real_fork_share,
         "fidelity.max_repeated_share": rules.fidelity.max_repeated_share,
         "fidelity.max_extra_looping_share": rules.fidelity.max_extra_looping_share,
