@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.eval.asking import EvalPrompt
+from paceline.eval.cycles import Cycles, measure_cycles
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
 from paceline.eval.samples import build_samples
@@ -10,9 +11,11 @@ from paceline.eval.score import score_run
 from paceline.eval.transcript import read_answers
 
 __all__ = [
+    "Cycles",
     "EvalPrompt",
     "add_replay",
     "build_samples",
+    "measure_cycles",
     "measure_run",
     "read_answers",
     "score_run",

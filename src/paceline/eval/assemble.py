@@ -21,7 +21,7 @@ from paceline.rules import Rules
 if TYPE_CHECKING:
     from paceline.target import TargetFacts
 
-__all__ = ["assemble_result", "compare_with_plain", "read_texts"]
+__all__ = ["assemble_result", "compare_with_plain", "describe_protocol", "read_texts"]
 
 _TARGET_KEYS = (
     "name",
@@ -47,8 +47,12 @@ def assemble_result(
     thinking: str,
     seed: int,
     provenance: Mapping[str, Any] | None,
+    protocol: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """result.json as a dict. facts: arm -> draft, engine and memory; aliases: arm -> other arm."""
+    """result.json as a dict. facts: arm -> draft, engine and memory; aliases: arm -> other arm.
+
+    protocol: how a run of several cycles was made; None for a quick one.
+    """
     ks = {name: own["engine"]["num_speculative_tokens"] for name, own in facts.items()}
     entries = build_entries(transcript, ks)
     require_complete(entries)
@@ -82,6 +86,7 @@ def assemble_result(
         "thinking": thinking,
         "seed": seed,
         "cache_state": describe_cache(arms, rules)[0],
+        "protocol": describe_protocol(transcript, protocol),
         "prompts": {**prompt_set, "num_prompts": sum(sizes.values()), "categories": sizes},
         "arms": arms,
         "aliases": dict(aliases),
@@ -90,6 +95,18 @@ def assemble_result(
         "samples": [],
     }
     return {**result, **build_verdict(result, rules, seed=seed)}
+
+
+def describe_protocol(transcript: Transcript, protocol: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The protocol with what the transcript says of its blocks."""
+    return {
+        **(protocol or {"kind": "quick"}),
+        "loads": [
+            {"arm": arm, "block": block, **load}
+            for (arm, block), load in sorted(transcript.loads.items())
+        ],
+        "voids": list(transcript.voids),
+    }
 
 
 def compare_with_plain(

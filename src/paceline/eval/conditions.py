@@ -78,6 +78,11 @@ def find_invalid(result: Mapping[str, Any], rules: Rules) -> list[str]:
         method = arm["engine"]["rejection_sample_method"]
         if method is not None and method != rules.speculation.rejection_sample_method:
             reasons.append(f"'{name}' rejects by {method!r}, which fakes acceptance")
+    for load in (result.get("protocol") or {}).get("loads", []):
+        if load.get("disturbed"):
+            reasons.append(
+                f"block {load['block']} of '{load['arm']}' stayed disturbed: {load['disturbed']}"
+            )
     if result["fidelity"] is None:
         reasons.append("the texts were not compared with the target's own: it was not served alone")
     return reasons

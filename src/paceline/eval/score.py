@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, ResultError
-from paceline.eval.assemble import compare_with_plain
+from paceline.eval.assemble import compare_with_plain, describe_protocol
 from paceline.eval.conditions import describe_cache
 from paceline.eval.entries import build_entries, sum_counters, summarise_arm
 from paceline.eval.pairing import included_for_tpot
@@ -114,6 +114,11 @@ def _check_requests(result: Mapping[str, Any], path: Path, rules: Rules) -> None
         own = describe_counters(sum_counters(transcript, name), from_requests, ks[name])
         for key, value in own.items():
             _require_same(f"{where}.{key}", arm[key], value)
+    if "protocol" in result:
+        where = f"{path.with_name(RESULT_NAME)}: protocol"
+        own = describe_protocol(transcript, None)
+        for key in ("loads", "voids"):
+            _require_same(f"{where}.{key}", result["protocol"][key], own[key])
     fidelity = compare_with_plain(transcript, result["sampling"], rules)
     for name, value in (fidelity or {}).items():
         _require_same(

@@ -1,6 +1,7 @@
 """requests.jsonl: everything a run measured, one line an event, appended as it happens.
 
 settings   what must be the same for a run to go on after a stop
+facts      what an arm's first server of a run in cycles said it was, and its memory
 segment    an engine is ready to be measured; its counters at that moment
 answer     one finished request of one arm, and the engine's counters after it
 failure    one request that the engine did not answer
@@ -29,6 +30,7 @@ __all__ = [
     "REQUESTS_NAME",
     "Transcript",
     "append_answer",
+    "append_facts",
     "append_failure",
     "append_fork",
     "append_likelihood",
@@ -62,6 +64,7 @@ class Transcript:
     likelihoods: dict[tuple[str, str, int], float] = field(default_factory=dict)
     loads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     voids: list[dict[str, Any]] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     last_segment: int = -1
 
     @property
@@ -80,6 +83,12 @@ class Transcript:
 
 def append_settings(path: Path, settings: Mapping[str, Any]) -> None:
     append_jsonl(path, {"kind": "settings", "settings": dict(settings)})
+
+
+def append_facts(
+    path: Path, *, arm: str, engine: Mapping[str, Any], memory: Mapping[str, Any] | None
+) -> None:
+    append_jsonl(path, {"kind": "facts", "arm": arm, "engine": dict(engine), "memory": memory})
 
 
 def append_segment(
@@ -166,7 +175,9 @@ def _add_row(transcript: Transcript, row: dict[str, Any]) -> None:
     arm, block = row["arm"], row.get("block", 0)
     if not isinstance(arm, str) or not isinstance(block, int):
         raise ValueError("arm or block")
-    if kind == "segment":
+    if kind == "facts":
+        transcript.facts[arm] = {"engine": row["engine"], "memory": row["memory"]}
+    elif kind == "segment":
         segment = row["segment"]
         transcript.last_segment = max(transcript.last_segment, segment)
         transcript.readings[arm, block, segment] = [_parse_counters(row["counters"])]
