@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.arms import open_arms
-from paceline.cli.console import say
 from paceline.cli.measure import Questions, build_questions, measure_endpoints, plan_arms
 from paceline.errors import DataError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.data import PromptSet, Thinking
-    from paceline.judge import Screen, ScreenedStream, Task
+    from paceline.judge import Screen, Task
     from paceline.rules import Rules
     from paceline.target import TargetFacts
 
@@ -54,7 +53,7 @@ def build_bench(
     """Reads everything that must be right before an entry is taken. Raises DataError."""
     from paceline.data import read_prompts
     from paceline.draft import read_draft, resolve_draft
-    from paceline.judge import ScreenedStream, build_screen
+    from paceline.judge import build_screen, screened_output
     from paceline.methods import METHODS
     from paceline.target import read_target
 
@@ -62,8 +61,7 @@ def build_bench(
     public = [read_prompts("train"), *([read_prompts(twin)] if twin else [])]
     screen = build_screen(_texts(secret), [text for prompts in public for text in _texts(prompts)])
     target = read_target(target_name)
-    out = ScreenedStream(screen, lambda line: say(f"  {line}"))
-    with _screened(screen, out):
+    with _screened_errors(screen), screened_output(screen):
         questions = {"hidden": build_questions(hidden, target, rules, thinking=thinking)}
         if shuffle:
             questions["shuffled"] = _reorder(questions["hidden"])
@@ -75,8 +73,7 @@ def build_bench(
 
     def measure(task: Task) -> None:
         asked = questions[task.part]
-        # no redirection of what is already gone: every line is screened where it is printed
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with screened_output(screen):
             arms = plan_arms(
                 target,
                 {"baseline": baseline, "candidate": str(task.draft_dir), "plain": "none"},
@@ -141,12 +138,11 @@ def _reorder(questions: Questions) -> Questions:
 
 
 @contextlib.contextmanager
-def _screened(screen: Screen, out: ScreenedStream) -> Iterator[None]:
-    """Errors and prints of the block leave it without hidden words."""
+def _screened_errors(screen: Screen) -> Iterator[None]:
+    """Errors leave the block without hidden words."""
     from paceline.judge import screen_error
 
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            yield
+        yield
     except PacelineError as problem:
         raise type(problem)(screen_error(screen, problem)) from None

@@ -18,10 +18,10 @@ from paceline.judge.publish import publish_results, verify_results
 from paceline.judge.queue import Entry, list_entries, pin_setting, read_ledger
 from paceline.judge.screen import (
     Screen,
-    ScreenedStream,
     build_screen,
     screen_error,
     screen_text,
+    screened_output,
 )
 from paceline.judge.submit import submit_draft
 from paceline.judge.tables import Queue, open_queue
@@ -33,7 +33,6 @@ __all__ = [
     "Home",
     "Queue",
     "Screen",
-    "ScreenedStream",
     "Task",
     "build_screen",
     "check_conduct",
@@ -49,6 +48,7 @@ __all__ = [
     "run_worker",
     "screen_error",
     "screen_text",
+    "screened_output",
     "submit_draft",
     "verify_results",
 ]

@@ -8,17 +8,20 @@ escaped letters, which would hide words from this, are withheld too.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import paceline
 from paceline.errors import PacelineError
 
-__all__ = ["WITHHELD", "Screen", "ScreenedStream", "build_screen", "screen_error", "screen_text"]
+__all__ = ["WITHHELD", "Screen", "build_screen", "screen_error", "screen_text", "screened_output"]
 
 WITHHELD = "[withheld]"
 _RUN = 4
@@ -81,12 +84,23 @@ def screen_error(screen: Screen, error: Exception) -> str:
     return f"internal fault ({type(error).__name__})"
 
 
-class ScreenedStream(io.TextIOBase):
-    """Passes whole lines on to `write_line`, screened."""
+@contextlib.contextmanager
+def screened_output(screen: Screen) -> Iterator[None]:
+    """What the block prints reaches standard output line by line, indented and screened."""
+    printed = _ScreenedStream(screen, sys.stdout)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            yield
+        finally:
+            printed.write("\n")
 
-    def __init__(self, screen: Screen, write_line: Callable[[str], None]) -> None:
+
+class _ScreenedStream(io.TextIOBase):
+    """Passes whole lines on to `out`, screened; blank ones are left out."""
+
+    def __init__(self, screen: Screen, out: TextIO) -> None:
         self._screen = screen
-        self._write_line = write_line
+        self._out = out
         self._held = ""
 
     def writable(self) -> bool:
@@ -96,5 +110,5 @@ class ScreenedStream(io.TextIOBase):
         *lines, self._held = (self._held + text).split("\n")
         for line in lines:
             if line.strip():
-                self._write_line(screen_text(self._screen, line))
+                print(f"  {screen_text(self._screen, line)}", file=self._out, flush=True)
         return len(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from paceline.errors import EngineError
-from paceline.judge import ScreenedStream, build_screen, screen_error, screen_text
+from paceline.judge import build_screen, screen_error, screen_text, screened_output
 from paceline.judge.screen import WITHHELD
 
 HIDDEN = (
@@ -55,13 +57,20 @@ def test_errors_of_ours_are_screened_others_are_named_only() -> None:
     assert screen_error(SCREEN, RuntimeError("zebrafish")) == "internal fault (RuntimeError)"
 
 
-def test_a_screened_stream_passes_whole_lines() -> None:
-    lines: list[str] = []
-    stream = ScreenedStream(SCREEN, lines.append)
-    print("starting zebra", end="", file=stream)
-    assert lines == []
-    print("fish now\n\nsecond", file=stream)
-    assert lines == [f"starting {WITHHELD} now", "second"]
+def test_what_is_printed_is_screened_once_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.cli.console import say
+
+    with screened_output(SCREEN):
+        print("starting zebra", end="")
+        print("fish now\n\nsecond")
+        say("asking about zebrafish")  # as the commands print
+        print("on regrow", file=sys.stderr, end="")
+    print("after")
+    printed = capsys.readouterr()
+    shown = (
+        f"  starting {WITHHELD} now\n  second\n  asking about {WITHHELD}\n  on {WITHHELD}\nafter\n"
+    )
+    assert (printed.out, printed.err) == (shown, "")
 
 
 def test_long_texts_are_cut() -> None:
