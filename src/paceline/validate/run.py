@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
@@ -99,10 +100,15 @@ def _build_case(
         sizes=sizes,
         contract=contract,
         target=target,
-        limits=limits or read_rules(_DEFAULT_RULES).limits,
+        limits=limits or _default_limits(),
         is_contest=limits is not None,
         rules=rules,
     )
+
+
+@cache
+def _default_limits() -> Limits:
+    return read_rules(_DEFAULT_RULES).limits
 
 
 def _run(case: Case, deep: bool) -> Iterator[Finding]:
