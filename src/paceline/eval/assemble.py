@@ -92,6 +92,7 @@ def assemble_result(
         "aliases": dict(aliases),
         "fidelity": fidelity,
         "replay": None,
+        "noise_floor": None,
         "samples": [],
     }
     return {**result, **build_verdict(result, rules, seed=seed)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +209,17 @@ def _is_whole(transcript: Transcript, name: str, block: int, run: _Run) -> bool:
     )
 
 
+def _find_prompts(run: _Run, block: int) -> Sequence[EvalPrompt]:
+    """The same prompts in the same order; sampled ones with a seed of this block's own."""
+    if not run.prompts[0].request.sampling.temperature:
+        return run.prompts
+    seeded = []
+    for prompt in run.prompts:
+        sampling = replace(prompt.request.sampling, seed=run.seed + block)
+        seeded.append(replace(prompt, request=replace(prompt.request, sampling=sampling)))
+    return seeded
+
+
 def _ask_block(run: _Run, name: str, block: int, endpoint: Endpoint) -> dict[str, Any]:
     transcript = read_transcript(run.path.parent)
     _require_same_engine(run, transcript, name, endpoint)
@@ -221,7 +232,7 @@ def _ask_block(run: _Run, name: str, block: int, endpoint: Endpoint) -> dict[str
             run.path,
             transcript,
             {name: endpoint},
-            run.prompts,
+            _find_prompts(run, block),
             segment=transcript.num_segments,
             seed=run.seed,
             show=run.show,

@@ -33,7 +33,16 @@ from paceline.eval.statistics import (
 )
 from paceline.rules import Rules, Score, compute_score
 
-__all__ = ["Measured", "compute_ratios", "measure_intervals", "measure_pairing", "memory_ratio"]
+__all__ = [
+    "Measured",
+    "ScoreParts",
+    "compute_ratios",
+    "describe_ratios",
+    "find_score_parts",
+    "measure_intervals",
+    "measure_pairing",
+    "memory_ratio",
+]
 
 Entry = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -131,21 +140,26 @@ def measure_intervals(
     pairing: Pairing, memory: float | None, rules: Rules, *, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """(tau ratio, TPOT ratio, score) with their intervals; score None when a term is missing."""
-    found, confidence = measure_pairing(pairing, rules, seed=seed), rules.statistics.confidence
-    quantile = None
+    found = measure_pairing(pairing, rules, seed=seed)
+    tau, tpot = describe_ratios(found, rules)
+    if found.tau is None or found.tpot is None or memory is None:
+        return tau, tpot, None
+    return tau, tpot, _build_score(found, tau, tpot, memory, rules)
+
+
+def describe_ratios(found: Measured, rules: Rules) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tau and TPOT ratios as result.json holds them."""
+    confidence, quantile = rules.statistics.confidence, None
     if found.tau is not None and found.replicates is not None:
         moved = found.replicates.log_tau - found.tau.log
         quantile = studentised_quantile(moved, found.replicates.tau_tau, confidence=confidence)
-    same, least = pairing.is_same, min(pairing.sizes)
+    same, least = found.pairing.is_same, min(found.pairing.sizes)
     tau = _describe(
         found.tau, "tau", confidence, least=least, same=same, quantile=quantile, studentised=True
     )
     timed = [len(cells) for cells in found.tpot.cells if len(cells)] if found.tpot else [0]
     name = "medians" if rules.terms.tpot_statistic == "ratio_of_medians" else "geomean"
-    tpot = _describe(found.tpot, name, confidence, least=min(timed), same=same)
-    if found.tau is None or found.tpot is None or memory is None:
-        return tau, tpot, None
-    return tau, tpot, _build_score(found, tau, tpot, memory, rules)
+    return tau, _describe(found.tpot, name, confidence, least=min(timed), same=same)
 
 
 def _value(figure: Figure | None) -> float | None:
@@ -228,33 +242,49 @@ def _build_score(
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreParts:
+    """What the score moves by, in points: cells as a figure's, and one deviation a resample.
+
+    variances: of each resample's own estimate.
+    """
+
+    cells: tuple[Array, ...]
+    deviations: Array
+    variances: Array
+
+
+def find_score_parts(
+    found: Measured, tau: Mapping[str, Any], tpot: Mapping[str, Any], rules: Rules
+) -> ScoreParts | None:
+    """None where a term has no interval. tau, tpot: the described ratios of `found`."""
+    if tau["low"] is None or tpot["low"] is None or found.tau is None or found.tpot is None:
+        return None
+    if found.replicates is None:
+        return None
+    by_tau, by_tpot = _slope(tau, "tau", rules), _slope(tpot, "tpot", rules)
+    cells = tuple(
+        by_tau * a + by_tpot * b
+        for a, b in zip(found.tau.cells, spread_over_prompts(found.tpot), strict=True)
+    )
+    ratio = np.exp(found.replicates.log_tau - found.tau.log)
+    deviations = by_tau * (ratio - 1) + by_tpot * np.expm1(found.replicates.tpot)
+    variances = found.replicates.variance(by_tau * ratio, by_tpot * np.exp(found.replicates.tpot))
+    return ScoreParts(cells=cells, deviations=deviations, variances=variances)
+
+
 def _score_interval(
     found: Measured, tau: Mapping[str, Any], tpot: Mapping[str, Any], rules: Rules
 ) -> tuple[float, dict[str, Any] | None] | None:
     """(half-width, stated coverage) of the score; None where a term has no interval."""
-    if tau["low"] is None or tpot["low"] is None or found.tau is None or found.tpot is None:
-        return None
     if found.pairing.is_same:
         return 0.0, None
-    slopes = {"tau": _slope(tau, "tau", rules), "tpot": _slope(tpot, "tpot", rules)}
-    by_prompt = spread_over_prompts(found.tpot)
-    cells = [
-        slopes["tau"] * a + slopes["tpot"] * b
-        for a, b in zip(found.tau.cells, by_prompt, strict=True)
-    ]
-    spread, confidence = measure_spread(cells), rules.statistics.confidence
-    if spread is None or found.replicates is None:
+    parts = find_score_parts(found, tau, tpot, rules)
+    spread = None if parts is None else measure_spread(parts.cells)
+    if parts is None or spread is None:
         return None
-    moved = found.replicates.log_tau - found.tau.log
-    ratio = np.exp(moved)
-    deviations = slopes["tau"] * (ratio - 1) + slopes["tpot"] * np.expm1(found.replicates.tpot)
-    quantile = studentised_quantile(
-        deviations,
-        found.replicates.variance(
-            slopes["tau"] * ratio, slopes["tpot"] * np.exp(found.replicates.tpot)
-        ),
-        confidence=confidence,
-    )
+    confidence = rules.statistics.confidence
+    quantile = studentised_quantile(parts.deviations, parts.variances, confidence=confidence)
     if quantile is None:
         return None
     half = half_width(spread, confidence=confidence, quantile=quantile)

@@ -13,6 +13,7 @@ from paceline.eval.acceptance import describe_acceptance, read_counters_acceptan
 from paceline.eval.conditions import find_deviations, find_invalid
 from paceline.eval.entries import Entry, summarise_arm
 from paceline.eval.gate import find_withheld
+from paceline.eval.noise import is_tie
 from paceline.eval.pairing import included_for_tpot
 from paceline.eval.ratios import compute_ratios
 from paceline.eval.slices import build_slices
@@ -113,6 +114,7 @@ def build_verdict(result: Mapping[str, Any], rules: Rules, *, seed: int) -> dict
             "ranked": not reasons,
             "reasons": reasons,
             "deviations": find_deviations(result, rules),
+            "tie": is_tie(score["value"], result.get("noise_floor"), rules),
         }
     return {"ratios": ratios, "score": score, "withheld": withheld, "notes": notes}
 

@@ -1,0 +1,140 @@
+"""Which of several scores differ for real, and the ranks that this leaves open.
+
+All scores come from the same prompts, so their differences are paired by prompt. One bound holds
+for all differences at once (the largest of them, studentised, over the same resamples), so that a
+long table does not make differences by its length. What lies below the noise floor is a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.eval.statistics import Spread, measure_spread, t_quantile
+
+__all__ = ["Difference", "Standing", "compare_standings", "rank_standings"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One score, or the log of one ratio. cells: influence on it, [prompts, blocks] a category;
+    deviations: one a resample, the same resamples for all standings. Empty for a fixed value."""
+
+    name: str
+    value: float
+    cells: tuple[Array, ...]
+    deviations: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """first's value less second's. half_width: None where there are too few prompts to say.
+
+    verdict: "real", "noise" (within the interval), "tie" (within the noise floor) or "unknown".
+    """
+
+    first: str
+    second: str
+    value: float
+    half_width: float | None
+    verdict: str
+
+
+def compare_standings(
+    standings: Sequence[Standing], *, confidence: float, floor: float | None
+) -> list[Difference]:
+    """Every pair, in the order given. floor: differences up to it are ties; None for none known."""
+    pairs = list(combinations(standings, 2))
+    spreads = [_spread_between(one, other) for one, other in pairs]
+    bound = _simultaneous_bound(pairs, spreads, confidence)
+    found = []
+    for (one, other), spread in zip(pairs, spreads, strict=True):
+        value = one.value - other.value
+        half = _half_width(spread, bound, confidence)
+        found.append(
+            Difference(
+                first=one.name,
+                second=other.name,
+                value=value,
+                half_width=half,
+                verdict=_judge(value, half, floor),
+            )
+        )
+    return found
+
+
+def rank_standings(
+    standings: Sequence[Standing], differences: Sequence[Difference]
+) -> dict[str, tuple[int, int]]:
+    """Name -> best and worst rank that the real differences leave open; more is better."""
+    better: dict[str, int] = {standing.name: 0 for standing in standings}
+    worse = dict(better)
+    for found in differences:
+        if found.verdict != "real":
+            continue
+        up, down = (found.first, found.second) if found.value > 0 else (found.second, found.first)
+        worse[up] += 1
+        better[down] += 1
+    total = len(standings)
+    return {name: (1 + better[name], total - worse[name]) for name in better}
+
+
+def _judge(value: float, half: float | None, floor: float | None) -> str:
+    if floor is not None and abs(value) <= floor:
+        return "tie"
+    if half is None:
+        return "unknown"
+    return "real" if abs(value) > half else "noise"
+
+
+def _spread_between(one: Standing, other: Standing) -> Spread | None:
+    if not one.cells and not other.cells:
+        return Spread(
+            prompts=0.0, blocks=0.0, degrees_of_freedom=math.inf, freedom_of_prompts=math.inf
+        )
+    if not one.cells or not other.cells:
+        return measure_spread(one.cells or other.cells)
+    return measure_spread([a - b for a, b in zip(one.cells, other.cells, strict=True)])
+
+
+def _simultaneous_bound(
+    pairs: Sequence[tuple[Standing, Standing]],
+    spreads: Sequence[Spread | None],
+    confidence: float,
+) -> float:
+    """What the largest studentised difference of a resample stays below, `confidence` of them."""
+    furthest: Array | None = None
+    for (one, other), spread in zip(pairs, spreads, strict=True):
+        if spread is None or not spread.prompts:
+            continue
+        moved = _subtract(one.deviations, other.deviations)
+        scale = float(moved.std())
+        if not scale:
+            continue
+        far = np.abs(moved) / scale
+        furthest = far if furthest is None else np.maximum(furthest, far)
+    normal = t_quantile((1 + confidence) / 2, math.inf)
+    if furthest is None:
+        return normal
+    return max(normal, float(np.quantile(furthest, confidence, method="higher")))
+
+
+def _subtract(one: Array, other: Array) -> Array:
+    if not one.size or not other.size:
+        return one if one.size else -other
+    return one - other
+
+
+def _half_width(spread: Spread | None, bound: float, confidence: float) -> float | None:
+    if spread is None or not spread.is_measured:
+        return None
+    tail = (1 + confidence) / 2
+    widened = t_quantile(tail, spread.degrees_of_freedom) / t_quantile(tail, math.inf)
+    return bound * widened * math.sqrt(spread.variance)
