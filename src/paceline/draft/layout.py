@@ -218,8 +218,7 @@ MEDUSA_ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="lm_head.weight",
-        shape=("truncated_vocab_size", _H),
-        also=(("vocab_size", _H),),  # vLLM picks the rows of token_map
+        shape=("vocab_size", _H),
         when="original_lm_head",
         if_missing="there is no lm_head.weight; vLLM 0.31.0 never lends Medusa the target's head",
         fix_missing="Save a copy of the target's output layer: sharing it is fine.",
@@ -232,14 +231,10 @@ MEDUSA_ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="token_map",
-        shape=("truncated_vocab_size",),
+        shape=("vocab_size",),
         dtypes=("I64", "I32"),
-        when="truncated",
-        if_missing=(
-            "the vocabulary is cut to {truncated_vocab_size} of {vocab_size} but there is no"
-            " token_map"
-        ),
-        fix_missing="Save the kept target ids as int64 'token_map', ascending.",
+        needs="never",
+        unread="with the full vocabulary vLLM 0.31.0 skips it",
     ),
 )
 

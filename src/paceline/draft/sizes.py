@@ -223,27 +223,29 @@ def _folded(config: Mapping[str, Any], word: str, right: str) -> str:
 
 
 def read_medusa(config: Mapping[str, Any]) -> Sizes:
-    """Heads of residual layers; the vocabulary may be cut by a token map."""
+    """Heads of residual layers, with one output layer for all or one each.
+
+    vLLM 0.31.0 makes a parameter of token_map while it loads, then counts it as not loaded and
+    stops: a cut vocabulary cannot be served.
+    """
     vocab = read_size(config, "vocab_size")
+    if read_size(config, "truncated_vocab_size", vocab) != vocab:
+        raise DraftError(
+            "a cut vocabulary cannot be served: vLLM 0.31.0 refuses to load any token_map",
+            where="config.json: truncated_vocab_size",
+            expected=f"{vocab}, or no key",
+            fix="Save the head with all rows of the target's vocabulary.",
+        )
     layers = _folded(config, "layers", "num_hidden_layers")
     numbers = {
         "hidden_size": read_size(config, "hidden_size"),
         "vocab_size": vocab,
-        "truncated_vocab_size": read_size(config, "truncated_vocab_size", vocab),
         "num_heads": read_size(config, _folded(config, "heads", "num_heads")),
         "num_hidden_layers": 0 if config.get(layers) == 0 else read_size(config, layers, 1),
     }
-    flags = _flags(config, "original_lm_head", "medusa_fc_bias")
-    if numbers["truncated_vocab_size"] < vocab:
-        flags.add("truncated")
-        if "original_lm_head" not in flags:
-            raise DraftError(
-                "a cut vocabulary needs one output layer for all heads",
-                where="config.json: original_lm_head",
-                expected='"original_lm_head": true',
-                fix="vLLM 0.31.0 stops at cut rows for heads with an output layer each.",
-            )
-    return Sizes(numbers=numbers, flags=frozenset(flags))
+    return Sizes(
+        numbers=numbers, flags=frozenset(_flags(config, "original_lm_head", "medusa_fc_bias"))
+    )
 
 
 def _whole_model(config: Mapping[str, Any], *, is_qwen3: bool) -> Sizes:

@@ -54,12 +54,17 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a draft folder may be. max_files_bytes counts every file of the folder."""
+    """What a draft folder may be. max_files_bytes counts every file of the folder.
+
+    forbids_copied_layers: a draft may not hold copies of the target's layers; sharing embeddings
+    and output layer, and the target's own MTP head, is not meant by it.
+    """
 
     families: tuple[str, ...]
     max_parameters: int
     max_files_bytes: int
     context_tokens: int
+    forbids_copied_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

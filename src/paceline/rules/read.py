@@ -122,14 +122,17 @@ def _read_value(value: Any, hint: Any, dotted: str, where: str) -> Any:
         hint = float
     if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if hint in (int, str) and type(value) is hint:
+    if hint in (int, str, bool) and type(value) is hint:
         return value
     item = {tuple[str, ...]: str, tuple[int, ...]: int}.get(hint)
     if item is not None and isinstance(value, list) and all(type(v) is item for v in value):
         return tuple(value)
-    expected = {float: "a finite number", int: "a whole number", str: "a text"}.get(
-        hint, f"a list of {'texts' if item is str else 'whole numbers'}"
-    )
+    expected = {
+        float: "a finite number",
+        int: "a whole number",
+        str: "a text",
+        bool: "true or false",
+    }.get(hint, f"a list of {'texts' if item is str else 'whole numbers'}")
     raise _wrong_type(dotted, value, expected, where)
 
 

@@ -1,118 +1,82 @@
-"""Rules about weight values (`--deep`): tensor by tensor, in pieces, with numpy alone."""
+"""Rules about weight values (`--deep`): one pass over each file, tensor by tensor."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.draft import canonical_name
-from paceline.safetensors_header import TensorInfo, scan_header
+from paceline.safetensors_header import TensorInfo
 from paceline.validate.case import Case
+from paceline.validate.copies import (
+    NEARLY_IDENTICAL,
+    Copy,
+    TargetMatrix,
+    find_copies,
+    is_bit_identical,
+    list_places,
+    list_target_matrices,
+    list_wanted,
+)
 from paceline.validate.report import Finding, finding
+from paceline.validate.scan import (
+    FLOAT_BITS,
+    Measured,
+    decode,
+    measure_tensor,
+    open_plain,
+    read_pieces,
+)
 
-__all__ = ["check_values", "decode", "read_raw"]
+__all__ = ["check_values"]
 
-_PIECE = 2**22  # bytes held at once, a multiple of every element size
-_FP16_MAX = 65504.0
-_VIEW = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
-# Small matrices of a target are searched by shape and dtype; a draft's own copies by content.
-_SHARED = {"embed_tokens.weight", "lm_head.weight"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Values:
-    num_bad: int
-    num_over_fp16: int
-    largest: float
-    rms: float
-    is_constant: bool
-    sha256: str
-
-
-def read_raw(path: Path, tensor: TensorInfo, *, piece_bytes: int = _PIECE) -> Iterator[bytes]:
-    """The bytes of one tensor in pieces. Plain reads: a file cut meanwhile cannot kill us."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        for begin in range(tensor.start, tensor.end, piece_bytes):
-            size = min(piece_bytes, tensor.end - begin)
-            piece = os.pread(handle, size, begin)
-            if len(piece) != size:
-                raise OSError(errno.EIO, f"{path.name} changed while it was read")
-            yield piece
-    finally:
-        os.close(handle)
-
-
-def decode(piece: bytes, dtype: str) -> NDArray[np.float32]:
-    """float32 values of raw bytes. bfloat16 is the upper half of a float32."""
-    values: NDArray[Any] = np.frombuffer(piece, dtype=_VIEW[dtype])
-    if dtype == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
-
-
-def _measure(path: Path, tensor: TensorInfo) -> _Values:
-    digest = hashlib.sha256()
-    bad = over = 0
-    square = largest = 0.0
-    low, high = np.inf, -np.inf
-    for raw in read_raw(path, tensor):
-        digest.update(raw)
-        values = decode(raw, tensor.dtype)
-        finite = np.isfinite(values)
-        bad += int(values.size - np.count_nonzero(finite))
-        sound = values[finite].astype(np.float64)
-        if sound.size:
-            size = np.abs(sound)
-            over += int(np.count_nonzero(size > _FP16_MAX))
-            largest = max(largest, float(size.max()))
-            square += float(np.square(sound).sum())
-            low, high = min(low, float(sound.min())), max(high, float(sound.max()))
-    return _Values(
-        num_bad=bad,
-        num_over_fp16=over,
-        largest=largest,
-        rms=float(np.sqrt(square / max(1, tensor.num_elements - bad))),
-        is_constant=bad == 0 and low == high,
-        sha256=digest.hexdigest(),
-    )
+_PIECE = 2**22
+_SHARED = ("embed_tokens.weight", "lm_head.weight")
+_SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
 
 
 def check_values(case: Case) -> Iterator[Finding]:
     """Reads every float tensor once. Headers must be sound: callers check that first."""
+    matrices = list_target_matrices(case.target.path) if case.target is not None else []
+    shapes = {matrix.tensor.shape for matrix in matrices if matrix.kind != "ends"}
     seen: dict[str, str] = {}
-    target_tensors = _index_target(case)
-    for file, tensors in case.scan.tensors_by_file.items():
-        for name, tensor in tensors.items():
-            if tensor.dtype not in _VIEW:
-                continue
-            values = _measure(case.scan.path / file, tensor)
-            yield from _check_one(file, name, tensor, values)
-            if len(tensor.shape) < 2:
-                continue  # norms are often all ones: equal by nature
-            other = seen.setdefault(values.sha256, name)
-            if other != name:
-                yield finding(
-                    "ten.dupcontent",
-                    file,
-                    f"tensors '{other}' and '{name}' have the same content",
-                    where=name,
-                    found="the same bytes",
-                    expected="different weights",
-                    fix="Check the export: one of the two is probably a copy by mistake.",
-                )
-            yield from _check_copy(case, file, name, tensor, values, target_tensors)
+    tensors: dict[str, TensorInfo] = {}
+    files: dict[str, str] = {}
+    picked = {}
+    for file, held in case.scan.tensors_by_file.items():
+        handle = open_plain(case.scan.path / file)
+        try:
+            for name, tensor in sorted(held.items(), key=lambda item: item[1].start):
+                if name.endswith("weight_shape"):
+                    yield from _check_stored_shape(file, name, tensor, held, handle)
+                if tensor.dtype not in FLOAT_BITS:
+                    continue
+                wanted = {}
+                if len(tensor.shape) == 2 and not name.endswith(_SHARED):
+                    places = [
+                        place for other in shapes for place in list_places(tensor.shape, other)
+                    ]
+                    wanted = {place: list_wanted(place, tensor.shape) for place in places}
+                values = measure_tensor(handle, tensor, wanted)
+                if wanted:
+                    tensors[name], files[name] = tensor, file
+                    picked[name] = values.picked
+                yield from _check_one(file, name, tensor, values)
+                if name.endswith(_SCALES):
+                    yield from _check_scale(file, name, tensor, handle)
+                yield from _check_twice(file, name, tensor, values, seen)
+                if name.endswith(_SHARED):
+                    yield from _check_shared(case, file, name, tensor, matrices)
+        finally:
+            os.close(handle)
+    if matrices:
+        yield from _tell_copies(case, files, tensors, find_copies(tensors, picked, matrices))
+    yield from _tell_not_compared(case, matrices)
 
 
-def _check_one(file: str, name: str, tensor: TensorInfo, values: _Values) -> Iterator[Finding]:
+def _check_one(file: str, name: str, tensor: TensorInfo, values: Measured) -> Iterator[Finding]:
     if values.num_bad:
         yield finding(
             "ten.finite",
@@ -158,92 +122,209 @@ def _check_one(file: str, name: str, tensor: TensorInfo, values: _Values) -> Ite
         )
 
 
-def _index_target(case: Case) -> dict[tuple[str, tuple[int, ...]], list[tuple[Path, TensorInfo]]]:
-    """The target's matrices by dtype and shape; unreadable files are left out."""
-    found: dict[tuple[str, tuple[int, ...]], list[tuple[Path, TensorInfo]]] = {}
-    if case.target is None:
-        return found
-    for path in sorted(case.target.path.glob("*.safetensors"))[:64]:
-        header, _ = scan_header(path.resolve())
-        for tensor in (header.tensors if header else {}).values():
-            if len(tensor.shape) >= 2:
-                found.setdefault((tensor.dtype, tensor.shape), []).append((path.resolve(), tensor))
-    return found
+def _check_scale(file: str, name: str, tensor: TensorInfo, handle: int) -> Iterator[Finding]:
+    """Scales of a quantised layer: a zero or a negative one turns weights into something else."""
+    wrong = 0
+    for piece in read_pieces(handle, tensor):
+        values = decode(piece, tensor.dtype)
+        wrong += int(np.count_nonzero(~(values > 0)))
+    if wrong:
+        yield finding(
+            "ten.scale",
+            file,
+            f"{wrong} scales of '{name}' are not positive",
+            where=name,
+            found=wrong,
+            expected="positive scales",
+            fix="Quantise the layer again: a group of zeros still has a small positive scale.",
+        )
 
 
-def _check_copy(
-    case: Case,
-    file: str,
-    name: str,
-    tensor: TensorInfo,
-    values: _Values,
-    target_tensors: dict[tuple[str, tuple[int, ...]], list[tuple[Path, TensorInfo]]],
+def _check_stored_shape(
+    file: str, name: str, tensor: TensorInfo, held: Mapping[str, TensorInfo], handle: int
 ) -> Iterator[Finding]:
-    shared = canonical_name(name) in _SHARED
-    for path, other in target_tensors.get((tensor.dtype, tensor.shape), []):
-        if _equal(case.scan.path / file, tensor, path, other):
+    """`weight_shape` of a packed layer: the engine cuts the unpacked rows and columns by it."""
+    packed = held.get(name.removesuffix("weight_shape") + "weight_packed")
+    if packed is None or tensor.dtype != "I64" or tensor.num_elements != 2:
+        return
+    rows, columns = np.frombuffer(next(read_pieces(handle, tensor)), dtype="<i8").tolist()
+    words = packed.shape[-1]
+    # an int32 word holds 4, 8 or 16 values of 8, 4 or 2 bits
+    fits = any(-(-columns // values) == words for values in (4, 8, 16))
+    if rows != packed.shape[0] or not fits:
+        yield finding(
+            "ten.scale",
+            file,
+            f"'{name}' says {rows} x {columns}, but the packed weight has {packed.shape[0]} rows of"
+            f" {words} words",
+            where=name,
+            found=f"[{rows}, {columns}]",
+            expected=f"{packed.shape[0]} rows of {4 * words}, {8 * words} or {16 * words} columns",
+            fix="Quantise the layer again, or copy its file again.",
+        )
+
+
+def _check_twice(
+    file: str, name: str, tensor: TensorInfo, values: Measured, seen: dict[str, str]
+) -> Iterator[Finding]:
+    if len(tensor.shape) < 2:
+        return  # norms are often all ones: equal by nature
+    other = seen.setdefault(values.sha256, name)
+    if other != name:
+        yield finding(
+            "ten.dupcontent",
+            file,
+            f"tensors '{other}' and '{name}' have the same content",
+            where=name,
+            found="the same bytes",
+            expected="different weights",
+            fix="Check the export: one of the two is probably a copy by mistake.",
+        )
+
+
+def _tell_copies(
+    case: Case, files: Mapping[str, str], tensors: Mapping[str, TensorInfo], copies: dict[str, Copy]
+) -> Iterator[Finding]:
+    """Layers of the target may not be copied where the contest says so; its MTP head may."""
+    forbidden = case.is_contest and case.limits.forbids_copied_layers
+    unchanged = []
+    for name, copy in copies.items():
+        path = case.scan.path / files[name]
+        is_same = copy.how == "identical" and is_bit_identical(path, tensors[name], copy.matrix)
+        if copy.matrix.kind == "mtp":
+            unchanged += [name] if is_same else []
+            continue
+        other = copy.matrix.tensor.name
+        if copy.similarity >= NEARLY_IDENTICAL:
+            yield finding(
+                "ten.copy",
+                files[name],
+                f"tensor '{name}' is a bit-identical copy of the target's '{other}'"
+                if is_same
+                else f"tensor '{name}' is a copy of the target's '{other}': {copy.how}",
+                where=name,
+                found=f"similarity {copy.similarity:.3f}",
+                expected="no copy of a target layer",
+                fix="Copying target layers is not a draft; train the layer.",
+                severity="error" if forbidden else None,
+            )
+        else:
+            yield finding(
+                "ten.start",
+                files[name],
+                f"tensor '{name}' was probably trained from the target's '{other}' (similarity"
+                f" {copy.similarity:.2f})",
+                where=name,
+                found=f"{copy.similarity:.3f}",
+                expected="less than 0.5, as between layers that were trained apart",
+                fix="Say in metadata.json what it was started from; the organiser may ask.",
+                severity="warning" if forbidden else None,
+            )
+    if unchanged:
+        yield finding(
+            "ten.copy",
+            files[unchanged[0]],
+            f"{len(unchanged)} of {len(tensors)} matrices are those of the target's own MTP head,"
+            " bit for bit",
+            where=unchanged[0],
+            found="the native head",
+            expected="a head that was trained further, to beat the native one",
+            fix="Nothing is wrong with it: this is the target's own head.",
+            severity="note",
+        )
+
+
+def _tell_not_compared(case: Case, matrices: list[TargetMatrix]) -> Iterator[Finding]:
+    packed = any(
+        name.endswith("weight_packed")
+        for held in case.scan.tensors_by_file.values()
+        for name in held
+    )
+    if case.target is None or not (packed or not any(m.kind == "layer" for m in matrices)):
+        return
+    yield finding(
+        "not.checked",
+        "",
+        "copies of the target's layers were not looked for: "
+        + ("packed weights cannot be compared" if packed else "the target has no plain matrices"),
+        where="ten.copy",
+        expected="plain float matrices on both sides",
+        fix="Compare the draft before it was quantised."
+        if packed
+        else "Point --target at a copy with its weights, not quantised.",
+    )
+
+
+def _check_shared(
+    case: Case, file: str, name: str, tensor: TensorInfo, matrices: list[TargetMatrix]
+) -> Iterator[Finding]:
+    """Embeddings and output layer: sharing is fine, and U07: a record that says so must be true."""
+    last = next(end for end in _SHARED if name.endswith(end))
+    path = case.scan.path / file
+    same_kind = [
+        other for other in matrices if other.kind == "ends" and other.tensor.shape == tensor.shape
+    ]
+    for other in same_kind:
+        if is_bit_identical(path, tensor, other):
+            borrows = case.contract is None or bool(
+                case.contract.variant is not None and case.contract.variant.shared
+            )
             yield finding(
                 "ten.copy",
                 file,
-                f"tensor '{name}' is a bit-identical copy of the target's '{other.name}'"
-                + ("; vLLM drops it and uses the target's" if shared else ""),
+                f"tensor '{name}' is a bit-identical copy of the target's '{other.tensor.name}'"
+                + ("; vLLM drops it and uses the target's" if borrows else ", which is fine"),
                 where=name,
-                found=f"sha256 {values.sha256[:12]}…",
-                expected="no copy of a target layer",
+                found="the same bytes",
+                expected="no tensor" if borrows else "what training used",
                 fix="Leave it out: it is shared anyway."
-                if shared
-                else "Copying target layers is not a draft; train the layer.",
-                severity="note" if shared else None,
+                if borrows
+                else "Nothing is wrong with it.",
+                severity="note",
             )
             return
-    if canonical_name(name) == "embed_tokens.weight" and case.target is not None:
-        yield from _check_own_embeddings(case, file, name, tensor, target_tensors)
-
-
-def _equal(path: Path, tensor: TensorInfo, other_path: Path, other: TensorInfo) -> bool:
-    """Compares piece by piece and stops at the first difference."""
-    pairs = zip(read_raw(path, tensor), read_raw(other_path, other), strict=True)
-    return all(mine == theirs for mine, theirs in pairs)
-
-
-def _check_own_embeddings(
-    case: Case,
-    file: str,
-    name: str,
-    tensor: TensorInfo,
-    target_tensors: dict[tuple[str, tuple[int, ...]], list[tuple[Path, TensorInfo]]],
-) -> Iterator[Finding]:
-    """U07: the record says shared, but the values are others."""
     trained = (case.scan.metadata or {}).get("trained")
-    record = trained.get("embeddings") if isinstance(trained, dict) else None
+    key = "embeddings" if last == _SHARED[0] else "lm_head"
+    record = trained.get(key) if isinstance(trained, dict) else None
     if not isinstance(record, str) or "shared" not in record:
         return
-    for path, other in target_tensors.get((tensor.dtype, tensor.shape), []):
-        if not other.name.endswith("embed_tokens.weight"):
-            continue
-        row = tensor.num_bytes // tensor.shape[0]
-        rows = row * max(1, _PIECE // row)
+    for other in same_kind:
+        if other.tensor.name.endswith(last) and other.tensor.dtype == tensor.dtype:
+            yield _tell_differs(path, name, tensor, other, key)
+            return
+
+
+def _tell_differs(
+    path: Path, name: str, tensor: TensorInfo, other: TargetMatrix, key: str
+) -> Finding:
+    row = tensor.num_bytes // tensor.shape[0]
+    rows = row * max(1, _PIECE // row)
+    mine, theirs = open_plain(path), open_plain(other.path)
+    try:
         pieces = zip(
-            read_raw(case.scan.path / file, tensor, piece_bytes=rows),
-            read_raw(path, other, piece_bytes=rows),
+            read_pieces(mine, tensor, piece_bytes=rows),
+            read_pieces(theirs, other.tensor, piece_bytes=rows),
             strict=True,
         )
-        differ = sum(_count_rows(mine, theirs, row) for mine, theirs in pieces)
-        yield finding(
-            "ten.embed",
-            file,
-            f"the record says the embeddings are shared with the target, but values differ in"
-            f" {differ} of {tensor.shape[0]} rows",
-            where=name,
-            found=f"{differ} rows differ",
-            expected="no tensor, or the target's own values",
-            fix="Leave embed_tokens.weight out of the export.",
-            severity="error",
-        )
-        return
+        differ = sum(_count_rows(left, right, row) for left, right in pieces)
+    finally:
+        os.close(mine)
+        os.close(theirs)
+    what = "embeddings are" if key == "embeddings" else "output layer is"
+    return finding(
+        "ten.embed" if key == "embeddings" else "ten.lm_head",
+        path.name,
+        f"the record says the {what} shared with the target, but values differ in"
+        f" {differ} of {tensor.shape[0]} rows",
+        where=name,
+        found=f"{differ} rows differ",
+        expected="no tensor, or the target's own values",
+        fix=f"Leave {name} out of the export.",
+        severity="error",
+    )
 
 
-def _count_rows(mine: bytes, theirs: bytes, row_bytes: int) -> int:
+def _count_rows(mine: memoryview, theirs: memoryview, row_bytes: int) -> int:
     """Rows that differ anywhere."""
     left = np.frombuffer(mine, dtype="<u1").reshape(-1, row_bytes)
     right = np.frombuffer(theirs, dtype="<u1").reshape(-1, row_bytes)

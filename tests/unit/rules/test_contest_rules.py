@@ -42,6 +42,7 @@ def test_every_unpublished_value_is_provisional() -> None:
         "limits.max_parameters",
         "limits.max_files_bytes",
         "limits.context_tokens",
+        "limits.forbids_copied_layers",
         "target.name",
         "target.dtype",
         "engine.name",

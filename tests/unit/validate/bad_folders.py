@@ -105,10 +105,17 @@ def many_files(folder: Path) -> Path:
     return folder
 
 
-def copy_of_target(folder: Path) -> Path:
-    """A target beside the draft whose gate projection the draft has taken over."""
+def copy_of_target(folder: Path, *, noise: float = 0.0) -> Path:
+    """A target beside the draft whose gate projection the draft has taken over, or started from.
+
+    noise: size of what was trained into it, in units of the layer's own values.
+    """
     build_draft(folder)
     gate = build_tensors(build_config())["midlayer.mlp.gate_proj.weight"]
+    if noise:
+        values = (np.frombuffer(gate[2], dtype="<u2").astype("<u4") << 16).view("<f4")
+        drift = np.random.default_rng(5).standard_normal(values.shape) * noise * values.std()
+        gate = (*gate[:2], encode_bf16((values + drift).astype(np.float32)))
     target = folder.parent / "target"
     target.mkdir()
     write_safetensors(target / "model.safetensors", {"model.layers.0.mlp.up_proj.weight": gate})
@@ -217,6 +224,8 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "ten.const": changed_tensors(fc__weight=half(16, 48, value=0.0)),
     "ten.norm": changed_tensors(norm__weight=half(16, value=2000.0)),
     "ten.copy": copy_of_target,
+    "ten.start": lambda folder: copy_of_target(folder, noise=1.0),
+    "ten.scale": lambda folder: _packed(folder, scale=0.0),
     "ten.dupcontent": changed_tensors(
         midlayer__mlp__gate_proj__weight=random_bf16(32, 16, seed=3),
         midlayer__mlp__up_proj__weight=random_bf16(32, 16, seed=3),
@@ -273,7 +282,7 @@ def _medusa(folder: Path, *, k: int, kept: list[int] | None = None, **more: obje
     return folder
 
 
-def _packed(folder: Path, *, group_size: int = 8, plain: str = "") -> Path:
+def _packed(folder: Path, *, group_size: int = 8, plain: str = "", scale: float = 1.0) -> Path:
     """Every projection stored as packed int4, but the one named `plain`."""
     groups = {"0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": group_size}}}
     settings = {
@@ -290,6 +299,7 @@ def _packed(folder: Path, *, group_size: int = 8, plain: str = "") -> Path:
         del tensors[name]
         packed = ("I32", (rows, columns // 8), b"\1" * (rows * columns // 2))
         tensors[f"{name}_packed"] = packed
+        tensors[f"{name}_scale"] = half(rows, columns // 8, value=scale)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
 

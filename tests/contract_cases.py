@@ -1,0 +1,452 @@
+"""Sound draft folders of every family and variant, tiny, and every single fault of one tensor.
+
+`hold_against_vllm` writes them, lets vLLM's own loader try each, and asks our reader too. Used by
+the flow test and by scripts/write_contracts_doc.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from builders import Tensor, encode_d2t, ones_bf16, random_bf16, write_safetensors
+
+from paceline.draft import TensorRule, build_contract, read_draft
+from paceline.errors import DraftError
+
+__all__ = ["CASES", "Case", "Outcome", "Tried", "build_tensors_of", "hold_against_vllm"]
+
+CHILD = Path(__file__).with_name("contract_child.py")
+_BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+_LLAMA_TARGET = {
+    **_BASE,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+}
+_QWEN_TARGET = {
+    **_BASE,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "attn_output_gate": True,
+    "mtp_num_hidden_layers": 1,
+}
+_TAPS = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "num_aux_hidden_states": 3}
+_EAGLE3 = {
+    **_BASE,
+    **_TAPS,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "draft_vocab_size": 128,
+    "norm_before_residual": False,
+}
+_EAGLE3_QWEN3 = {**_EAGLE3, "architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+_MEDUSA = {
+    "architectures": ["MedusaModel"],
+    "model_type": "medusa",
+    "hidden_size": 64,
+    "vocab_size": 256,
+    "num_heads": 3,
+    "num_hidden_layers": 1,
+    "original_lm_head": True,
+    "dtype": "bfloat16",
+}
+_DFLASH = {
+    **_BASE,
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "block_size": 4,
+    "dflash_config": {"mask_token_id": 255, "target_layer_ids": [0, 1, 2]},
+}
+_WHOLE = {**_BASE, "num_hidden_layers": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One sound folder. optional: tensors to add that no contract asks for; renamed: other names.
+
+    with_faults: try every single fault of it too.
+    """
+
+    name: str
+    family: str
+    config: Mapping[str, Any]
+    target: Mapping[str, Any] = field(default_factory=lambda: _LLAMA_TARGET)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    num_shards: int = 1
+    with_faults: bool = True
+
+
+def _case(name: str, family: str, config: Mapping[str, Any], /, **more: Any) -> Case:
+    return Case(name=name, family=family, config=config, **more)
+
+
+CASES: tuple[Case, ...] = (
+    _case("eagle3, Llama layer, cut vocabulary", "eagle3", _EAGLE3, optional=("t2d",)),
+    _case(
+        "eagle3, two layers, biases, norms before fc",
+        "eagle3",
+        {
+            **_EAGLE3,
+            "num_hidden_layers": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_before_fc": True,
+            "fc_norm": True,
+        },
+        optional=("layers.1.hidden_norm.weight",),
+    ),
+    _case(
+        "eagle3, width of its own",
+        "eagle3",
+        {**_EAGLE3, "hidden_size": 32, "head_dim": 32, "target_hidden_size": 64},
+    ),
+    _case("eagle3, Qwen3 layer", "eagle3", {**_EAGLE3_QWEN3, "num_hidden_layers": 2}),
+    _case(
+        "eagle3, drafts in parallel",
+        "eagle3",
+        {**_EAGLE3, "mask_token_id": 255},
+        settings={"parallel_drafting": True},
+    ),
+    _case("mtp, Qwen3.5", "mtp", {**_QWEN_TARGET}, target=_QWEN_TARGET),
+    _case("medusa, one output layer", "medusa", _MEDUSA),
+    _case(
+        "medusa, an output layer each, biases, two layers",
+        "medusa",
+        {
+            **_MEDUSA,
+            "original_lm_head": False,
+            "medusa_fc_bias": True,
+            "num_hidden_layers": 2,
+        },
+    ),
+    _case(
+        "draft_model, Llama",
+        "draft_model",
+        {**_WHOLE, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    ),
+    _case(
+        "draft_model, Qwen3, tied",
+        "draft_model",
+        {
+            **_WHOLE,
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "tie_word_embeddings": True,
+        },
+    ),
+    _case(
+        "draft_model, Qwen2",
+        "draft_model",
+        {
+            **{key: value for key, value in _WHOLE.items() if key != "head_dim"},
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+        },
+    ),
+    _case("dflash", "dflash", {**_DFLASH, "attention_bias": True}),
+    # odd but sound folders: loaded by vLLM, so read by us
+    _case(
+        "odd: eagle3, full vocabulary, nothing of its own",
+        "eagle3",
+        {**_EAGLE3, "draft_vocab_size": 256},
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, own embeddings and head",
+        "eagle3",
+        {**_EAGLE3, "draft_vocab_size": 256},
+        optional=("embed_tokens.weight", "lm_head.weight"),
+        with_faults=False,
+    ),
+    _case("odd: eagle3, two shards", "eagle3", _EAGLE3, num_shards=2, with_faults=False),
+    _case(
+        "odd: eagle3, layers.0 for midlayer",
+        "eagle3",
+        {**_EAGLE3, "architectures": ["Eagle3LlamaForCausalLM"]},
+        renamed={"midlayer.": "layers.0."},
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, head_dim is not hidden / heads",
+        "eagle3",
+        {**_EAGLE3, "head_dim": 64},
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, plain Llama architecture",
+        "eagle3",
+        {**_EAGLE3, "architectures": ["LlamaForCausalLM"]},
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, plain Qwen3 architecture, default head_dim of 128",
+        "eagle3",
+        {
+            **{key: value for key, value in _EAGLE3_QWEN3.items() if key != "head_dim"},
+            "architectures": ["Qwen3ForCausalLM"],
+        },
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, Qwen3 layer, four taps told once",
+        "eagle3",
+        {
+            **{key: v for key, v in _EAGLE3_QWEN3.items() if key != "num_aux_hidden_states"},
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2, 4],
+        },
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, rotary tables in the file",
+        "eagle3",
+        _EAGLE3,
+        optional=("midlayer.self_attn.rotary_emb.inv_freq",),
+        with_faults=False,
+    ),
+    _case(
+        "odd: mtp with the target's embeddings and head",
+        "mtp",
+        {**_QWEN_TARGET},
+        target=_QWEN_TARGET,
+        optional=("model.embed_tokens.weight", "lm_head.weight"),
+        with_faults=False,
+    ),
+    _case(
+        "odd: medusa, names of old checkpoints",
+        "medusa",
+        {
+            **{key: v for key, v in _MEDUSA.items() if key not in ("num_heads",)},
+            "medusa_num_heads": 3,
+        },
+        renamed={
+            "blocks.0.layers.0.": "medusa_heads.0.0.linear.",
+            "blocks.1.layers.0.": "1.0.linear.",
+            "lm_head.": "lm_heads.0.",
+        },
+        with_faults=False,
+    ),
+    _case(
+        "odd: draft_model, tied, and a head in the file",
+        "draft_model",
+        {
+            **_WHOLE,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "tie_word_embeddings": True,
+        },
+        optional=("lm_head.weight",),
+        with_faults=False,
+    ),
+    _case(
+        "odd: dflash, cut vocabulary, two layers",
+        "dflash",
+        {**_DFLASH, "draft_vocab_size": 128, "num_hidden_layers": 2},
+        with_faults=False,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One folder that was tried. fault: "" for the sound one. refused: by us, the message.
+
+    error: vLLM's, or None when it loaded the folder without complaint.
+    """
+
+    fault: str
+    kind: str
+    refused: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    case: Case
+    tried: tuple[Tried, ...]
+
+    @property
+    def sound(self) -> Tried:
+        return self.tried[0]
+
+    @property
+    def faults(self) -> tuple[Tried, ...]:
+        return self.tried[1:]
+
+
+def _values(name: str, rule: TensorRule, seed: int) -> Tensor:
+    if name == "d2t":
+        return encode_d2t(list(range(rule.shape[0])))  # target ids 0, 2, 4, ...
+    if name == "t2d":
+        mask = np.zeros(rule.shape, dtype="u1")
+        mask[0 : rule.shape[0] : 2] = 1
+        return "BOOL", rule.shape, mask.tobytes()
+    return random_bf16(*rule.shape, seed=seed) if len(rule.shape) > 1 else ones_bf16(*rule.shape)
+
+
+def build_tensors_of(case: Case) -> dict[str, Tensor]:
+    """Every tensor that the contract asks for, and the optional ones of the case."""
+    rules = build_contract(case.family, case.config).tensors
+    tensors = {}
+    for seed, (name, rule) in enumerate(rules.items()):
+        if rule.required or name in case.optional:
+            renamed = name
+            for ours, theirs in case.renamed.items():
+                renamed = theirs + renamed[len(ours) :] if renamed.startswith(ours) else renamed
+            tensors[renamed] = _values(name, rule, seed)
+    return tensors
+
+
+def _reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    dtype, _, data = tensor
+    size = {"I64": 8, "BOOL": 1}.get(dtype, 2)
+    return dtype, shape, (data * 3)[: size * math.prod(shape)]
+
+
+def _build_faults(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str, dict[str, Tensor]]]:
+    """(what, kind, tensors) of every single deletion, renaming and reshaping."""
+    for name, tensor in tensors.items():
+        rest = {key: value for key, value in tensors.items() if key != name}
+        if name == "t2d" or name == "layers.1.hidden_norm.weight":
+            continue  # read by no engine: its absence is no fault
+        yield f"without {name}", "deleted", rest
+        stem, _, end = name.rpartition(".")
+        wrong = f"{stem}x.{end}" if stem else f"{end}x"
+        yield f"{name} called {wrong}", "renamed", {**rest, wrong: tensor}
+        shape = tensor[1]
+        for what, other in (
+            ("one row more", (shape[0] + 1, *shape[1:])),
+            ("half the rows", (max(1, shape[0] // 2), *shape[1:])),
+            ("transposed", shape[::-1]),
+        ):
+            if other != shape:
+                yield f"{name}, {what}", "reshaped", {**rest, name: _reshape(tensor, other)}
+
+
+def _write_folder(case: Case, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    folder.mkdir(parents=True)
+    for name, value in (
+        ("config.json", case.config),
+        ("spec.json", {"family": case.family, "num_speculative_tokens": 3}),
+        ("metadata.json", {"name": case.name}),
+    ):
+        (folder / name).write_text(json.dumps(value))
+    if case.num_shards == 1:
+        write_safetensors(folder / "model.safetensors", tensors)
+        return
+    names, weight_map = sorted(tensors), {}
+    for shard in range(case.num_shards):
+        file = f"model-{shard + 1:05}-of-{case.num_shards:05}.safetensors"
+        part = names[shard :: case.num_shards]
+        write_safetensors(folder / file, {name: tensors[name] for name in part})
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(len(raw) for _, _, raw in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _read(folder: Path) -> str | None:
+    try:
+        read_draft(folder)
+    except DraftError as problem:
+        return str(problem)
+    return None
+
+
+def hold_against_vllm(
+    cases: tuple[Case, ...], work: Path, *, stride: int = 1, timeout_s: float = 300
+) -> list[Outcome]:
+    """Every case and its faults, by vLLM's loader (one child process for all) and by our reader.
+
+    stride: try every stride-th fault only, another one of each case.
+    """
+    asked: list[dict[str, Any]] = []
+    ours: list[list[tuple[str, str, str | None]]] = []
+    for number, case in enumerate(cases):
+        place = work / f"case-{number}"  # no word of a method: vLLM reads methods out of paths
+        target, folder = place / "target", place / "draft"
+        target.mkdir(parents=True)
+        (target / "config.json").write_text(json.dumps(case.target))
+        tensors = build_tensors_of(case)
+        _write_folder(case, folder, tensors)
+        told = [("", "sound", _read(folder))]
+        weights = folder / "model.safetensors"
+        sound = weights.read_bytes() if case.num_shards == 1 else b""
+        files = []
+        faults = list(_build_faults(tensors)) if case.with_faults else []
+        for what, kind, changed in faults[number % stride :: stride]:
+            write_safetensors(weights, changed)
+            told.append((what, kind, _read(folder)))
+            files.append(str(place / f"{len(files)}.safetensors"))
+            weights.rename(files[-1])
+        if sound:
+            weights.write_bytes(sound)
+        ours.append(told)
+        asked.append(
+            {
+                "target": str(target),
+                "draft": str(folder),
+                "settings": {
+                    "method": case.family,
+                    "num_speculative_tokens": 3,
+                    **case.settings,
+                },
+                "weights": files,
+            }
+        )
+    answers = _ask_vllm(asked, work, timeout_s)
+    return [
+        Outcome(
+            case=case,
+            tried=tuple(
+                Tried(fault=what, kind=kind, refused=refused, error=error)
+                for (what, kind, refused), error in zip(told, errors, strict=True)
+            ),
+        )
+        for case, told, errors in zip(cases, ours, answers, strict=True)
+    ]
+
+
+def _ask_vllm(asked: list[dict[str, Any]], work: Path, timeout_s: float) -> list[list[str | None]]:
+    (work / "asked.json").write_text(json.dumps(asked))
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(work / "asked.json"), str(work / "answers.json")],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"vLLM's loader could not be asked: {done.stderr[-3000:]}")
+    answers: list[list[str | None]] = json.loads((work / "answers.json").read_text())
+    return answers
