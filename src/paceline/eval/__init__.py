@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from paceline.eval.asking import EvalPrompt
+from paceline.eval.compare import compare_runs
 from paceline.eval.cycles import Cycles, measure_cycles
+from paceline.eval.noise import (
+    add_noise_floor,
+    find_noise_floor,
+    keep_noise_floor,
+    measure_noise_floor,
+)
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
 from paceline.eval.samples import build_samples
@@ -13,9 +20,14 @@ from paceline.eval.transcript import read_answers
 __all__ = [
     "Cycles",
     "EvalPrompt",
+    "add_noise_floor",
     "add_replay",
     "build_samples",
+    "compare_runs",
+    "find_noise_floor",
+    "keep_noise_floor",
     "measure_cycles",
+    "measure_noise_floor",
     "measure_run",
     "read_answers",
     "score_run",

@@ -24,8 +24,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One score, or the log of one ratio. cells: influence on it, [prompts, blocks] a category;
-    deviations: one a resample, the same resamples for all standings. Empty for a fixed value."""
+    """One score, or the log of one ratio; cells and deviations are empty for a fixed value.
+
+    cells: influence on it, [prompts, blocks] a category. deviations: one a resample, the same
+    resamples for all standings. Prompts are shared between standings, blocks are not.
+    """
 
     name: str
     value: float
@@ -95,13 +98,31 @@ def _judge(value: float, half: float | None, floor: float | None) -> str:
 
 
 def _spread_between(one: Standing, other: Standing) -> Spread | None:
-    if not one.cells and not other.cells:
+    """Of the difference: prompts paired, and the blocks of either side."""
+    sides = [side.cells for side in (one, other) if side.cells]
+    if not sides:
         return Spread(
             prompts=0.0, blocks=0.0, degrees_of_freedom=math.inf, freedom_of_prompts=math.inf
         )
-    if not one.cells or not other.cells:
-        return measure_spread(one.cells or other.cells)
-    return measure_spread([a - b for a, b in zip(one.cells, other.cells, strict=True)])
+    means = [[cell.mean(axis=1, keepdims=True) for cell in cells] for cells in sides]
+    paired = means[0] if len(means) == 1 else [a - b for a, b in zip(*means, strict=True)]
+    spread = measure_spread(paired)
+    if spread is None:
+        return None
+    blocks, uncertainty = 0.0, spread.prompts**2 / spread.freedom_of_prompts
+    for cells in sides:
+        own = measure_spread(cells)
+        if own is not None and own.blocks > 0:
+            blocks += own.blocks
+            uncertainty += own.blocks**2 / (cells[0].shape[1] - 1)
+    total = spread.prompts + blocks
+    freedom = total**2 / uncertainty if uncertainty > 0 else spread.freedom_of_prompts
+    return Spread(
+        prompts=spread.prompts,
+        blocks=blocks,
+        degrees_of_freedom=freedom,
+        freedom_of_prompts=spread.freedom_of_prompts,
+    )
 
 
 def _simultaneous_bound(
