@@ -39,6 +39,7 @@ from paceline.draft.sizes import (
     read_qwen2,
     read_qwen3,
 )
+from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 
 __all__ = ["FAMILIES", "Family"]
 
@@ -52,7 +53,7 @@ class Family:
     variants: tuple[Variant, ...] = ()
 
 
-_K = Key(kind="int", required=True, low=1, high=64)
+_K = Key(kind="int", required=True, low=1, high=MAX_NUM_SPECULATIVE_TOKENS)
 _COUNT = Key(kind="int", low=1, high=1024)
 # who proposes: our own class with K tokens on every step, or vLLM's method of that name
 _PROPOSER = Key(kind="str", choices=("paceline", "vllm"))

@@ -104,22 +104,15 @@ def _resident_bytes(name: str, tensor: TensorInfo) -> int:
 
 
 def _read_layers(case: Case) -> _Layers | None:
-    if case.family == "mtp":
-        try:
-            sizes = read_mtp_sizes(case.config)
-        except DraftError:
-            return None
-        return _Layers(
-            num_layers=1,
-            num_key_value_heads=sizes.num_key_value_heads,
-            head_dim=sizes.head_dim,
-        )
-    if case.sizes is None:
+    """Layers with keys and values; Medusa has none, an MTP head one whatever the target has."""
+    if case.contract is None or case.contract.sizes is None:
         return None
+    numbers = case.contract.sizes.numbers
+    layers = {"medusa": 0, "mtp": 1}.get(case.family or "", numbers.get("num_hidden_layers", 1))
     return _Layers(
-        num_layers=case.sizes.num_hidden_layers,
-        num_key_value_heads=case.sizes.num_key_value_heads,
-        head_dim=case.sizes.head_dim,
+        num_layers=layers,
+        num_key_value_heads=numbers.get("num_key_value_heads", 0),
+        head_dim=numbers.get("head_dim", 0),
     )
 
 
