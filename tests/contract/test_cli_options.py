@@ -9,6 +9,7 @@ import typer.main
 from paceline.cli.app import app
 
 OPTIONS: dict[str, list[str]] = {
+    "compare": ["--json", "runs"],
     "data answer": [
         "--concurrency",
         "--device",
@@ -25,16 +26,19 @@ OPTIONS: dict[str, list[str]] = {
     "demo": ["--out"],
     "eval": [
         "--baseline",
+        "--cycles",
         "--device",
         "--k",
         "--max-tokens",
         "--no-plain",
         "--no-replay",
+        "--noise-floor",
         "--out",
         "--plain",
         "--prompts",
         "--replay",
         "--rules",
+        "--stop-at",
         "--target",
         "--thinking",
         "draft",

@@ -137,7 +137,13 @@ NAMES: dict[str, list[str]] = {
         "submit_draft",
         "verify_results",
     ],
-    "report": ["build_page", "print_report", "render_score_table", "write_report"],
+    "report": [
+        "build_page",
+        "print_report",
+        "render_comparison",
+        "render_score_table",
+        "write_report",
+    ],
     "rules": [
         "Limits",
         "Rules",

@@ -8,6 +8,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli import (
+    compare,
     data,
     demo,
     evaluate,
@@ -55,6 +56,7 @@ app.command("train")(train.train)
 app.command("validate")(validate.validate)
 app.command("eval")(evaluate.evaluate)
 app.command("score")(evaluate.score)
+app.command("compare")(compare.compare)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
 app.command("forecast")(forecast.forecast)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.serve import Plan
     from paceline.target import TargetFacts
 
-__all__ = ["Arm", "build_arm_plan", "is_same", "open_arms", "start_target"]
+__all__ = ["Arm", "build_arm_plan", "is_same", "open_arm", "open_arms", "start_target"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,13 @@ def start_target(
             yield endpoint
         finally:
             endpoint.close()
+
+
+@contextlib.contextmanager
+def open_arm(arm: Arm, log_dir: Path) -> Iterator[Endpoint]:
+    """Starts a fresh engine of one arm and closes it whatever happens."""
+    with open_arms([arm], log_dir) as endpoints:
+        yield endpoints[arm.name]
 
 
 @contextlib.contextmanager

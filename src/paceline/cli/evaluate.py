@@ -11,6 +11,7 @@ import typer
 from paceline.cli.console import console, say
 from paceline.cli.data import THINKING_HELP
 from paceline.data import Thinking
+from paceline.errors import PlanError
 
 __all__ = ["evaluate", "report", "score"]
 
@@ -45,14 +46,35 @@ def evaluate(
         bool,
         typer.Option("--replay/--no-replay", help="Check trained against served acceptance."),
     ] = True,
+    cycles: Annotated[
+        int | None,
+        typer.Option("--cycles", min=1, help="Fresh servers in A B B A blocks, so many times."),
+    ] = None,
+    stop_at: Annotated[
+        float | None,
+        typer.Option(
+            "--stop-at", help="Stop once the score's half-width is this; --cycles is the most."
+        ),
+    ] = None,
+    noise_floor: Annotated[
+        bool,
+        typer.Option("--noise-floor", help="Measure the draft against itself; keep what differs."),
+    ] = False,
 ) -> None:
     """Measure and score a draft on unmodified vLLM.
 
     Acceptance, memory, time per token and fidelity to the target's own text, beside a baseline.
+    Without --cycles the run is a quick one: all servers side by side, every prompt once.
     """
     from paceline.cli.measure import measure_drafts
+    from paceline.eval import Cycles
     from paceline.report import print_report, write_report
 
+    if stop_at is not None and (cycles is None or stop_at <= 0):
+        raise PlanError(
+            f"--stop-at {stop_at:g}" + (" without --cycles" if cycles is None else ""),
+            expected="a width above 0, and --cycles for the most cycles there may be",
+        )
     result = measure_drafts(
         draft,
         baseline,
@@ -66,6 +88,8 @@ def evaluate(
         with_replay=replay,
         out=out,
         thinking=thinking,
+        cycles=None if cycles is None else Cycles(num_cycles=cycles, stop_at=stop_at),
+        against_itself=noise_floor,
     )
     print_report(result, console)
     say(f"report: {write_report(out)}")

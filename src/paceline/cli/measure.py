@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arms
+from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arm, open_arms
 from paceline.cli.console import progress, say
 from paceline.cli.disk import require_room
 from paceline.errors import MissingExtraError, PlanError, ResultError
@@ -17,7 +17,7 @@ from paceline.methods import METHODS
 if TYPE_CHECKING:
     from paceline.data import Thinking
     from paceline.endpoint import Answer, Endpoint, Request
-    from paceline.eval import EvalPrompt
+    from paceline.eval import Cycles, EvalPrompt
     from paceline.rules import Rules
     from paceline.target import TargetFacts
 
@@ -25,8 +25,10 @@ __all__ = [
     "Questions",
     "build_questions",
     "finish_run",
+    "keep_floor",
     "measure_drafts",
     "measure_endpoints",
+    "measure_in_cycles",
     "plan_arms",
 ]
 
@@ -65,29 +67,104 @@ def measure_drafts(
     with_replay: bool,
     out: Path,
     thinking: Thinking = "none",
+    cycles: Cycles | None = None,
+    against_itself: bool = False,
 ) -> dict[str, Any]:
-    """Plans every arm before anything starts, measures, replays, returns the result."""
+    """Plans every arm before anything starts, measures, replays, returns the result.
+
+    cycles: fresh servers in A B B A blocks; None is one quick pass with all servers side by side.
+    against_itself: the draft is its own baseline on a server of its own; no baseline is given.
+    """
     from paceline.rules import read_rules
     from paceline.target import read_target
 
+    _require_protocol(baseline, cycles, against_itself)
     rules = read_rules(rules_name)
     target = read_target(target_name)
     questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
     arms = plan_arms(
         target,
-        {"baseline": baseline, "candidate": draft, "plain": "none" if with_plain else None},
+        {
+            "baseline": draft if against_itself else baseline,
+            "candidate": draft,
+            "plain": "none" if with_plain else None,
+        },
         rules,
         num_speculative_tokens=num_speculative_tokens,
         num_tokens=questions.longest,
         device=device,
+        twice=against_itself or cycles is not None,
     )
     if with_replay:
         _require_replay(arms)
     _require_run_folder(out)
     require_room(out)
-    with open_arms(arms, out) as endpoints:
-        measure_endpoints(endpoints, arms, target, rules, questions, out=out)
+    if cycles is not None:
+        measure_in_cycles(cycles, arms, target, rules, questions, out=out)
+    else:
+        with open_arms(arms, out) as endpoints:
+            measure_endpoints(endpoints, arms, target, rules, questions, out=out)
+    if against_itself:
+        keep_floor(out, rules)
     return finish_run(out, arms, target, rules, with_replay=with_replay, thinking=thinking)
+
+
+def keep_floor(out: Path, rules: Rules) -> None:
+    """Keeps what a draft differed from itself by as this machine's noise floor."""
+    from paceline.eval import keep_noise_floor, measure_noise_floor
+    from paceline.records import read_json
+
+    floor = measure_noise_floor(read_json(out / "result.json"), rules)
+    path = keep_noise_floor(floor)
+    say(
+        f"noise floor of this machine: {floor['score']:.2f} points of score, "
+        f"{floor['tpot']:.2%} of time per token; kept in {path}"
+    )
+
+
+def measure_in_cycles(
+    cycles: Cycles,
+    arms: list[Arm],
+    target: TargetFacts,
+    rules: Rules,
+    questions: Questions,
+    *,
+    out: Path,
+) -> None:
+    """Measures each block on a server of its own and writes requests.jsonl and result.json."""
+    from paceline.eval import measure_cycles
+
+    by_name = {arm.name: arm for arm in arms}
+    with progress("measuring") as show:
+        measure_cycles(
+            lambda name: open_arm(by_name[name], out),
+            cycles=cycles,
+            with_plain="plain" in by_name,
+            on_progress=show,
+            **_describe_run(arms, target, rules, questions, out),
+        )
+
+
+def _describe_run(
+    arms: list[Arm], target: TargetFacts, rules: Rules, questions: Questions, out: Path
+) -> dict[str, Any]:
+    from paceline.records import build_provenance
+
+    return {
+        "drafts": {arm.name: arm.draft for arm in arms},
+        "prompts": questions.prompts,
+        "warm_up": questions.warm_up,
+        "rules": rules,
+        "target": target,
+        "out_dir": out,
+        "prompt_set_name": questions.name,
+        "prompt_set_sha256": questions.sha256,
+        "thinking": questions.thinking,
+        "provenance": build_provenance(
+            seed=0,
+            inputs={arm.name: arm.draft.sha256 for arm in arms if arm.draft is not None},
+        ),
+    }
 
 
 def build_questions(
@@ -137,8 +214,9 @@ def plan_arms(
     num_tokens: int = 0,
     max_num_seqs: int = 8,
     device: str | None = None,
+    twice: bool = False,
 ) -> list[Arm]:
-    """One checked plan an arm; the same draft twice is served once.
+    """One checked plan an arm; the same draft twice is served once, unless `twice`.
 
     num_speculative_tokens: for every arm; None takes the rules'. num_tokens: what the longest
     request needs; the engines hold at least that much.
@@ -173,7 +251,8 @@ def plan_arms(
             device=device,
         )
         arm = Arm(name=name, draft=plan.draft, plan=plan)
-        if name == "candidate" and any(a.name == "baseline" and is_same(a, arm) for a in arms):
+        again = any(a.name == "baseline" and is_same(a, arm) for a in arms)
+        if name == "candidate" and again and not twice:
             continue
         for note in check_plan(plan):
             say(f"note on {name}: {note}")
@@ -192,27 +271,14 @@ def measure_endpoints(
 ) -> None:
     """Asks every arm every prompt and writes requests.jsonl and result.json."""
     from paceline.eval import measure_run
-    from paceline.records import build_provenance
 
     with progress("measuring") as show:
         measure_run(
             plain=endpoints.get("plain"),
             baseline=endpoints.get("baseline"),
             candidate=endpoints.get("candidate") or endpoints["baseline"],
-            drafts={arm.name: arm.draft for arm in arms},
-            prompts=questions.prompts,
-            warm_up=questions.warm_up,
-            rules=rules,
-            target=target,
-            out_dir=out,
-            prompt_set_name=questions.name,
-            prompt_set_sha256=questions.sha256,
-            thinking=questions.thinking,
-            provenance=build_provenance(
-                seed=0,
-                inputs={arm.name: arm.draft.sha256 for arm in arms if arm.draft is not None},
-            ),
             on_progress=show,
+            **_describe_run(arms, target, rules, questions, out),
         )
 
 
@@ -225,9 +291,16 @@ def finish_run(
     with_replay: bool,
     thinking: Thinking = "none",
 ) -> dict[str, Any]:
-    """Replays the served steps, adds samples, writes result.json again and returns it."""
+    """Replays the served steps, adds samples and the machine's noise floor, writes the result."""
     from paceline.data import open_tokenizer
-    from paceline.eval import add_replay, build_samples, read_answers, write_result
+    from paceline.eval import (
+        add_noise_floor,
+        add_replay,
+        build_samples,
+        find_noise_floor,
+        read_answers,
+        write_result,
+    )
     from paceline.records import read_json
 
     result = read_json(out / "result.json")
@@ -254,6 +327,8 @@ def finish_run(
         arm=shown,
         categories={row["id"]: row["category"] for row in result["arms"][shown]["requests"]},
     )
+    if "baseline" in result["arms"]:
+        result = add_noise_floor(result, find_noise_floor(result), rules)
     write_result(out, result)
     return result
 
@@ -281,6 +356,20 @@ def _require_run_folder(out: Path) -> None:
             where=str(out),
             expected="a new folder, or one that `paceline eval` began",
             fix="Choose another --out.",
+        )
+
+
+def _require_protocol(baseline: str | None, cycles: Cycles | None, against_itself: bool) -> None:
+    if against_itself and baseline is not None:
+        raise PlanError(
+            "--baseline has no effect with --noise-floor: the draft is its own baseline",
+            fix="Leave one of them out.",
+        )
+    if cycles is not None and baseline is None and not against_itself:
+        raise PlanError(
+            "cycles of blocks need a second arm",
+            expected="--baseline, or --noise-floor",
+            fix="Leave --cycles out to measure one draft alone.",
         )
 
 

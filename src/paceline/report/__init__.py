@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.report.comparison import render_comparison
 from paceline.report.page import build_page, write_report
 from paceline.report.terminal import print_report, render_score_table
 
-__all__ = ["build_page", "print_report", "render_score_table", "write_report"]
+__all__ = ["build_page", "print_report", "render_comparison", "render_score_table", "write_report"]
