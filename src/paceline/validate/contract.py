@@ -73,10 +73,10 @@ def _check_target(case: Case) -> Iterator[Finding]:
             fix="Point --target at the model the draft was trained for, or train for this one.",
         )
     if numbers["vocab_size"] != target.vocab_size:
-        tokens = target.num_tokenizer_tokens
-        padding = f" (its tokenizer has {tokens} tokens, the rest is padding)" if tokens else ""
+        padding = _tell_padding(case, numbers["vocab_size"])
         advice = {
-            "draft_model": "Pad or cut the draft's embeddings and head to the target's rows.",
+            "draft_model": "Pad or cut the draft's embeddings and head to the target's rows, or"
+            " serve with use_heterogeneous_vocab.",
         }
         yield finding(
             "cfg.vocab",
@@ -90,6 +90,21 @@ def _check_target(case: Case) -> Iterator[Finding]:
             fix=advice.get(case.family or "", "Train the draft for this target.")
             + " Editing the number alone breaks the weights.",
         )
+
+
+def _tell_padding(case: Case, vocab_size: int) -> str:
+    """Whether the tokenizers are one, as far as the training record says it."""
+    assert case.target is not None
+    tokens = case.target.num_tokenizer_tokens
+    trained = (case.scan.metadata or {}).get("trained")
+    record = trained.get("target") if isinstance(trained, dict) else None
+    same = record.get("tokenizer_sha256") if isinstance(record, dict) else None
+    if same is not None and same == case.target.tokenizer_sha256:
+        number = f" ({tokens} tokens)" if tokens else ""
+        return f": tokenizers identical{number}, padded sizes differ {vocab_size} vs" + (
+            f" {case.target.vocab_size}"
+        )
+    return f" (its tokenizer has {tokens} tokens, the rest is padding)" if tokens else ""
 
 
 def _check_layer_ids(case: Case) -> Iterator[Finding]:

@@ -9,12 +9,26 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_experts", "check_family", "check_medusa_heads", "check_mtp_k", "infer_family"]
+__all__ = [
+    "check_experts",
+    "check_family",
+    "check_medusa_heads",
+    "check_mtp_k",
+    "check_path",
+    "infer_family",
+]
 
 _EXPERTS = re.compile(
     r"(num_(local_)?experts|n_routed_experts|num_experts_per_tok|moe_intermediate_size"
     r"|first_k_dense_replace|shared_expert_intermediate_size|decoder_sparse_step)"
 )
+_PATH_WORDS = (
+    ("eagle-", "eagle"),
+    ("eagle3", "eagle3"),
+    ("dflash", "dflash"),
+    ("dspark", "dspark"),
+)
+_FROM_PATH = ("mtp", "medusa", "draft_model")  # of other families vLLM keeps what was asked for
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "n_predict")
 
 
@@ -67,6 +81,27 @@ def check_family(case: Case) -> Iterator[Finding]:
             expected=inferred[0],
             fix="Name the family that the weights were trained for, or export them again.",
         )
+
+
+def check_path(case: Case) -> Iterator[Finding]:
+    """`fs.path`: words in the path from which vLLM takes the method, in the order it looks."""
+    if case.family not in _FROM_PATH:
+        return
+    path = str(case.scan.path.absolute()).lower()
+    for word, method in _PATH_WORDS:
+        if word in path:
+            yield finding(
+                "fs.path",
+                "",
+                f"the path holds '{word}': plain vLLM would run it as {method}, not as"
+                f" {case.family}",
+                where=word,
+                found=word,
+                expected="a path without eagle-, eagle3, dflash and dspark",
+                fix="Move the folder before serving it by hand; Paceline serves from a neutral"
+                " place.",
+            )
+            return
 
 
 def check_experts(case: Case) -> Iterator[Finding]:

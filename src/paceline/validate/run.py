@@ -25,6 +25,7 @@ from paceline.validate.family import (
     check_family,
     check_medusa_heads,
     check_mtp_k,
+    check_path,
 )
 from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
@@ -34,6 +35,7 @@ from paceline.validate.quantization import check_quantization
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
 from paceline.validate.rules import list_unchecked
 from paceline.validate.taps import check_taps
+from paceline.validate.target_quantization import check_target_quantization
 from paceline.validate.values import check_values
 from paceline.validate.vocabulary import check_token_map, check_vocabulary
 
@@ -133,6 +135,8 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
     yield from check_spec_fit(case)
     yield from check_family(case)
     yield from check_rules_target(case)
+    if has_weights:
+        yield from check_path(case)
     yield from check_metadata(case)
     if case.scan.config is not None and case.family == "mtp":
         yield from check_mtp(case)
@@ -149,6 +153,7 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
         yield from check_vocabulary(case)
     if case.scan.config is not None and has_weights:
         yield from check_quantization(case)
+        yield from check_target_quantization(case)
         yield from check_experts(case)
         yield from check_mtp_k(case)
         yield from check_medusa_heads(case)

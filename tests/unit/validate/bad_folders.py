@@ -239,6 +239,8 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "q.regex": changed_config(quantization_config={"ignore": ["re:(a+)+$"]}),
     "q.group": lambda folder: _packed(folder, group_size=10),
     "q.fused": lambda folder: _packed(folder, plain="k_proj"),
+    "fs.path": lambda folder: _medusa(folder / "dflash-vs-medusa" / "d", k=3),
+    "q.target": lambda folder: _mtp(folder, k=3, layers=1),  # of a quantized target
     "q.nokv": changed_config(quantization_config={"kv_cache_scheme": {"num_bits": 8}}),
     "q.online": changed_config(quantization_config={"quant_method": "experts_int8"}),
     "rules.target": lambda folder: build_draft(folder),  # against a contest of another target

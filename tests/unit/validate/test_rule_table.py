@@ -22,6 +22,7 @@ SMALL = dataclasses.replace(
     limits=dataclasses.replace(EMC2.limits, max_parameters=100),
 )
 TINY = dataclasses.replace(EMC2, limits=dataclasses.replace(EMC2.limits, max_files_bytes=100))
+QUANTIZED = {"quantization_config": {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}}
 CONTESTS: dict[str, Rules] = {"ten.params": SMALL, "mem.load": TINY, "rules.target": EMC2}
 SOURCES = Path(paceline.__file__).parent
 
@@ -35,7 +36,9 @@ def test_rule_fires_with_its_severity_and_an_actionable_message(rule: str, tmp_p
     folder = BAD_FOLDERS[rule](tmp_path / "draft")
     report = validate_draft(
         folder,
-        target=build_target_facts(tmp_path / "target"),
+        target=build_target_facts(
+            tmp_path / "target", config=QUANTIZED if rule == "q.target" else {}
+        ),
         rules=CONTESTS.get(rule),
         deep=True,
     )
