@@ -21,7 +21,15 @@ from builders import Tensor, encode_d2t, ones_bf16, random_bf16, write_safetenso
 from paceline.draft import TensorRule, build_contract, read_draft
 from paceline.errors import DraftError
 
-__all__ = ["CASES", "Case", "Outcome", "Tried", "build_tensors_of", "hold_against_vllm"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Outcome",
+    "Tried",
+    "build_tensors_of",
+    "hold_against_vllm",
+    "write_folder",
+]
 
 CHILD = Path(__file__).with_name("contract_child.py")
 _BASE: dict[str, Any] = {
@@ -353,7 +361,7 @@ def _build_faults(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str, dic
                 yield f"{name}, {what}", "reshaped", {**rest, name: _reshape(tensor, other)}
 
 
-def _write_folder(case: Case, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_folder(case: Case, folder: Path, tensors: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True)
     for name, value in (
         ("config.json", case.config),
@@ -398,7 +406,7 @@ def hold_against_vllm(
         target.mkdir(parents=True)
         (target / "config.json").write_text(json.dumps(case.target))
         tensors = build_tensors_of(case)
-        _write_folder(case, folder, tensors)
+        write_folder(case, folder, tensors)
         told = [("", "sound", _read(folder))]
         weights = folder / "model.safetensors"
         sound = weights.read_bytes() if case.num_shards == 1 else b""
