@@ -72,6 +72,7 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "judge status": ["--home", "--json", "--queue"],
     "judge verify": ["--key", "results"],
+    "leaderboard": ["--out", "--rules", "results"],
     "report": ["run"],
     "score": ["--json", "run"],
     "serve": [

@@ -140,8 +140,10 @@ NAMES: dict[str, list[str]] = {
     "report": [
         "build_page",
         "print_report",
+        "read_submissions",
         "render_comparison",
         "render_score_table",
+        "write_leaderboard",
         "write_report",
     ],
     "rules": [

@@ -15,6 +15,7 @@ from paceline.cli import (
     fetch,
     forecast,
     judge,
+    leaderboard,
     serve,
     submit,
     target,
@@ -63,3 +64,4 @@ app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)
 app.add_typer(judge.app, name="judge")
+app.command("leaderboard")(leaderboard.leaderboard)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from paceline.report.comparison import render_comparison
+from paceline.report.leaderboard_page import write_leaderboard
+from paceline.report.leaderboard_read import read_submissions
 from paceline.report.page import build_page, write_report
 from paceline.report.terminal import print_report, render_score_table
 
-__all__ = ["build_page", "print_report", "render_comparison", "render_score_table", "write_report"]
+__all__ = [
+    "build_page",
+    "print_report",
+    "read_submissions",
+    "render_comparison",
+    "render_score_table",
+    "write_leaderboard",
+    "write_report",
+]
