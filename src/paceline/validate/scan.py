@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from paceline.safetensors_header import TensorInfo
 
-__all__ = ["FLOAT_BITS", "Measured", "decode", "measure_tensor", "open_plain", "read_pieces"]
+__all__ = [
+    "FLOAT_BITS",
+    "Measured",
+    "decode",
+    "has_same_bytes",
+    "measure_tensor",
+    "open_plain",
+    "read_pieces",
+]
 
 PIECE_BYTES = 2**22  # a multiple of every element size
 _SAMPLE = 2**14  # values of a piece that the root mean square looks at
@@ -51,6 +59,7 @@ FLOAT_BITS: dict[str, FloatBits] = {
 class Measured:
     """What one pass found. rms: of all values of a small tensor, of a regular sample of a large.
 
+    fingerprint: of the same sample; equal for equal tensors, and nearly never for others.
     picked: values at the flat indices that the caller asked for, by the caller's key.
     """
 
@@ -59,7 +68,7 @@ class Measured:
     largest: float
     rms: float
     is_constant: bool
-    sha256: str
+    fingerprint: str
     picked: Mapping[Any, NDArray[np.float32]] = field(default_factory=dict)
 
 
@@ -95,7 +104,8 @@ def _decode_bits(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     if dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     if dtype == "F16":
-        return bits.view("<f2").astype(np.float32)
+        with np.errstate(invalid="ignore"):  # a NaN that signals is a NaN
+            return bits.view("<f2").astype(np.float32)
     if dtype == "F32":
         return bits.view("<f4").astype(np.float32)
     values: NDArray[np.float32] = _FP8[dtype][bits]
@@ -123,20 +133,36 @@ def read_pieces(
         yield piece
 
 
+def has_same_bytes(path: Path, tensor: TensorInfo, other_path: Path, other: TensorInfo) -> bool:
+    """Compares piece by piece and stops at the first difference."""
+    if (tensor.dtype, tensor.shape) != (other.dtype, other.shape):
+        return False
+    mine, theirs = open_plain(path), open_plain(other_path)
+    try:
+        pairs = zip(read_pieces(mine, tensor), read_pieces(theirs, other), strict=True)
+        return all(left == right for left, right in pairs)
+    finally:
+        os.close(mine)
+        os.close(theirs)
+
+
 def measure_tensor(
-    handle: int, tensor: TensorInfo, wanted: Mapping[Any, NDArray[np.int64]] | None = None
+    handle: int,
+    tensor: TensorInfo,
+    wanted: Mapping[Any, NDArray[np.int64]] | None = None,
+    *,
+    piece_bytes: int = PIECE_BYTES,
 ) -> Measured:
     """One pass over a float tensor. wanted: flat indices, ascending, by key of the caller."""
     form = FLOAT_BITS[tensor.dtype]
     digest = hashlib.sha256()
-    work = np.empty(PIECE_BYTES // np.dtype(form.view).itemsize, dtype=form.view)
+    work = np.empty(piece_bytes // np.dtype(form.view).itemsize, dtype=form.view)
     bad = over = position = num_sampled = 0
     top, first = 0, -1
     is_constant = True
     square = 0.0
     picked: dict[Any, list[NDArray[np.float32]]] = {key: [] for key in wanted or {}}
-    for piece in read_pieces(handle, tensor):
-        digest.update(piece)
+    for piece in read_pieces(handle, tensor, piece_bytes=piece_bytes):
         bits = np.frombuffer(piece, dtype=form.view)
         size = work[: len(bits)]
         np.bitwise_and(bits, form.mask, out=size)
@@ -152,10 +178,11 @@ def measure_tensor(
             first = int(bits[0]) if first < 0 else first
             is_constant = bool(bits[-1] == first) and bool(np.all(bits == first))
         sample = np.ascontiguousarray(bits[:: max(1, len(bits) // _SAMPLE)])
-        values = _decode_bits(sample, tensor.dtype).astype(np.float64)
+        digest.update(sample.tobytes())
+        values = _decode_bits(sample, tensor.dtype)
         values = values[np.isfinite(values)]
         if len(values):
-            square += float(np.square(values).sum())
+            square += float(np.square(values, dtype=np.float64).sum())
             num_sampled += len(values)
         for key, indices in (wanted or {}).items():
             low, high = np.searchsorted(indices, (position, position + len(bits)))
@@ -168,7 +195,7 @@ def measure_tensor(
         largest=float(_decode_bits(np.array([top], dtype=form.view), tensor.dtype)[0]),
         rms=float(np.sqrt(square / max(1, num_sampled))),
         is_constant=is_constant and bad == 0,
-        sha256=digest.hexdigest(),
+        fingerprint=digest.hexdigest(),
         picked={
             key: np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
             for key, parts in picked.items()

@@ -15,7 +15,6 @@ from paceline.validate.copies import (
     Copy,
     TargetMatrix,
     find_copies,
-    is_bit_identical,
     list_places,
     list_target_matrices,
     list_wanted,
@@ -25,6 +24,7 @@ from paceline.validate.scan import (
     FLOAT_BITS,
     Measured,
     decode,
+    has_same_bytes,
     measure_tensor,
     open_plain,
     read_pieces,
@@ -41,7 +41,7 @@ def check_values(case: Case) -> Iterator[Finding]:
     """Reads every float tensor once. Headers must be sound: callers check that first."""
     matrices = list_target_matrices(case.target.path) if case.target is not None else []
     shapes = {matrix.tensor.shape for matrix in matrices if matrix.kind != "ends"}
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[str, TensorInfo]] = {}
     tensors: dict[str, TensorInfo] = {}
     files: dict[str, str] = {}
     picked = {}
@@ -66,7 +66,7 @@ def check_values(case: Case) -> Iterator[Finding]:
                 yield from _check_one(file, name, tensor, values)
                 if name.endswith(_SCALES):
                     yield from _check_scale(file, name, tensor, handle)
-                yield from _check_twice(file, name, tensor, values, seen)
+                yield from _check_twice(case, file, tensor, values, seen)
                 if name.endswith(_SHARED):
                     yield from _check_shared(case, file, name, tensor, matrices)
         finally:
@@ -165,17 +165,22 @@ def _check_stored_shape(
 
 
 def _check_twice(
-    file: str, name: str, tensor: TensorInfo, values: Measured, seen: dict[str, str]
+    case: Case,
+    file: str,
+    tensor: TensorInfo,
+    values: Measured,
+    seen: dict[str, tuple[str, TensorInfo]],
 ) -> Iterator[Finding]:
     if len(tensor.shape) < 2:
         return  # norms are often all ones: equal by nature
-    other = seen.setdefault(values.sha256, name)
-    if other != name:
+    other_file, other = seen.setdefault(values.fingerprint, (file, tensor))
+    folder = case.scan.path
+    if other is not tensor and has_same_bytes(folder / file, tensor, folder / other_file, other):
         yield finding(
             "ten.dupcontent",
             file,
-            f"tensors '{other}' and '{name}' have the same content",
-            where=name,
+            f"tensors '{other.name}' and '{tensor.name}' have the same content",
+            where=tensor.name,
             found="the same bytes",
             expected="different weights",
             fix="Check the export: one of the two is probably a copy by mistake.",
@@ -187,10 +192,14 @@ def _tell_copies(
 ) -> Iterator[Finding]:
     """Layers of the target may not be copied where the contest says so; its MTP head may."""
     forbidden = case.is_contest and case.limits.forbids_copied_layers
+    record = (case.scan.metadata or {}).get("trained")
+    is_declared = isinstance(record, dict) and bool(record.get("started_from"))
     unchanged = []
     for name, copy in copies.items():
         path = case.scan.path / files[name]
-        is_same = copy.how == "identical" and is_bit_identical(path, tensors[name], copy.matrix)
+        is_same = copy.how == "identical" and has_same_bytes(
+            path, tensors[name], copy.matrix.path, copy.matrix.tensor
+        )
         if copy.matrix.kind == "mtp":
             unchanged += [name] if is_same else []
             continue
@@ -212,13 +221,13 @@ def _tell_copies(
             yield finding(
                 "ten.start",
                 files[name],
-                f"tensor '{name}' was probably trained from the target's '{other}' (similarity"
+                f"tensor '{name}' was trained on from the target's '{other}' (similarity"
                 f" {copy.similarity:.2f})",
                 where=name,
                 found=f"{copy.similarity:.3f}",
                 expected="less than 0.5, as between layers that were trained apart",
-                fix="Say in metadata.json what it was started from; the organiser may ask.",
-                severity="warning" if forbidden else None,
+                fix="Say in metadata.json what it was started from (trained.started_from).",
+                severity="warning" if forbidden and not is_declared else None,
             )
     if unchanged:
         yield finding(
@@ -265,7 +274,7 @@ def _check_shared(
         other for other in matrices if other.kind == "ends" and other.tensor.shape == tensor.shape
     ]
     for other in same_kind:
-        if is_bit_identical(path, tensor, other):
+        if has_same_bytes(path, tensor, other.path, other.tensor):
             borrows = case.contract is None or bool(
                 case.contract.variant is not None and case.contract.variant.shared
             )
