@@ -14,7 +14,7 @@ from paceline.errors import RulesError
 __all__ = ["GROUPS", "INPUTS", "RULES", "Rule", "find_rule", "list_unchecked"]
 
 SEVERITIES = ("error", "warning", "note")
-INPUTS = ("target", "rules", "deep")
+INPUTS = ("target", "rules", "deep", "run")
 _TEXTS = ("severity", "summary", "why", "message", "fix", "by")
 
 # The part of an id before the dot, and what it is about.
@@ -32,6 +32,7 @@ GROUPS: dict[str, str] = {
     "idx": "Shards",
     "ten": "Tensors",
     "mem": "Memory",
+    "run": "Served in a sandbox",
     "not": "What was not looked at",
 }
 

@@ -28,7 +28,9 @@ SOURCES = Path(paceline.__file__).parent
 
 
 def test_every_rule_has_a_bad_folder() -> None:
-    assert set(BAD_FOLDERS) == set(RULES)
+    """Rules of a served draft have theirs in the flow tests."""
+    static = {rule.rule_id for rule in RULES.values() if "run" not in rule.needs}
+    assert set(BAD_FOLDERS) == static
 
 
 @pytest.mark.parametrize("rule", sorted(BAD_FOLDERS))
@@ -86,7 +88,7 @@ def test_every_rule_id_in_the_source_is_in_the_table() -> None:
         *SOURCES.glob("*.py"),
     ]:
         used |= set(quoted.findall(path.read_text()))
-    assert used - files - {"st."} == set(RULES)
+    assert used - files - {"st."} == {name for name in RULES if not name.startswith("run.")}
 
 
 def test_a_sound_draft_passes_without_errors_or_warnings(tmp_path: Path) -> None:
