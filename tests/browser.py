@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -120,6 +121,13 @@ class Page:
         path.write_bytes(base64.b64decode(data))
 
 
+def _place(reader: int, writer: int) -> None:
+    """Chromium reads its orders from 3 and answers on 4."""
+    reader, writer = (fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (reader, writer))
+    os.dup2(reader, 3)
+    os.dup2(writer, 4)
+
+
 @contextlib.contextmanager
 def open_browser() -> Iterator[Page]:
     """A browser with one tab, and nothing of it left afterwards."""
@@ -129,8 +137,9 @@ def open_browser() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(prefix="paceline-browser-") as profile:
         words = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *words],
-            pass_fds=(to_browser, from_browser),
+            words,
+            preexec_fn=lambda: _place(to_browser, from_browser),
+            pass_fds=(3, 4),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -107,7 +107,7 @@ def build_contest(rules: Mapping[str, Any]) -> dict[str, Any]:
             tuple(clean_text(part, limit=200) for part in date.split(": ", 1))
             for date in (contest["dates"] if contest else ())
         ],
-        "steps": _clean(contest, "how_to_submit"),
+        "steps": [_split_command(step) for step in _clean(contest, "how_to_submit")],
         "not_allowed": _clean(contest, "not_allowed"),
         "max_entries": number("contest.max_entries_per_team") if contest else None,
         "is_contest": contest is not None,
@@ -140,3 +140,9 @@ def _plain(found: Any) -> str:
 
 def _clean(contest: Mapping[str, Any] | None, key: str) -> list[str]:
     return [clean_text(text) for text in contest[key]] if contest else []
+
+
+def _split_command(step: str) -> tuple[str, str]:
+    """ "Check it: paceline validate X" -> ("Check it:", "paceline validate X")."""
+    text, mark, command = step.partition(": paceline ")
+    return (f"{text}:", f"paceline {command}") if mark else (step, "")

@@ -28,7 +28,7 @@ _COLOURS = {
     "#161718": "var(--plain)",
 }
 _INK, _SOFT, _LINE, _CANDIDATE, _BASELINE, _CARD, _ON, _PLAIN = _COLOURS
-_WIDTH, _HEIGHT = 5.6, 4.0  # inches of 72 units
+_WIDTH, _HEIGHT = 4.6, 3.7  # inches of 72 units
 _MARGIN = 0.06
 
 
@@ -57,10 +57,10 @@ def draw_field(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 11}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 10.5}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT))
         FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.115, 0.135, 0.865, 0.84))
+        axes = figure.add_axes((0.135, 0.145, 0.85, 0.83))
         _frame(axes, x_label)
         _draw_reference(axes, gate)
         for mark in marks:
@@ -106,7 +106,7 @@ def _draw_mark(axes: Any, mark: Mark) -> None:
         axes.plot(mark.x_interval, (mark.y, mark.y), color=colour, linewidth=1.6, zorder=3)
     if mark.y_interval:
         axes.plot((mark.x, mark.x), mark.y_interval, color=colour, linewidth=1.6, zorder=3)
-    points = axes.scatter([mark.x], [mark.y], s=190, color=colour, linewidths=0, zorder=4)
+    points = axes.scatter([mark.x], [mark.y], s=160, color=colour, linewidths=0, zorder=4)
     points.set_urls([mark.href])
     axes.annotate(
         mark.label,
@@ -114,7 +114,7 @@ def _draw_mark(axes: Any, mark: Mark) -> None:
         ha="center",
         va="center_baseline",
         color=_ON,
-        fontsize=9.5,
+        fontsize=9,
         zorder=5,
     )
 

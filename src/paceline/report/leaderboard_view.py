@@ -98,7 +98,7 @@ def _ratio(result: Mapping[str, Any] | None, key: str) -> float | None:
 def _build_term(term: Term) -> dict[str, str]:
     return {
         "key": term.key,
-        "label": term.label,
+        "label": {"tau": "acceptance", "memory": "memory", "tpot": "time"}[term.key],
         "value": term.candidate,
         "ratio": f"× {term.ratio}" if term.ratio not in (NOT_MEASURED, "unlimited") else term.ratio,
         "interval": "" if term.interval in (NOT_MEASURED, "exact") else term.interval,
@@ -144,7 +144,7 @@ def build_glance(field: Field, rows: Sequence[Row], noise: float | None) -> dict
     scale = _score_scale(rows)
     spread = "-"
     if field.quartiles and field.range:
-        spread = f"{field.quartiles[0]:.1f} to {field.quartiles[1]:.1f}"
+        spread = f"{field.quartiles[0]:.1f}–{field.quartiles[1]:.1f}"
     return {
         "figures": [
             ("entries", str(field.num_entries), f"of {field.num_teams} teams"),
