@@ -4,16 +4,27 @@ from paceline.serve.checks import check_plan
 from paceline.serve.endpoint import VllmEndpoint, start
 from paceline.serve.install import VLLM_VERSION
 from paceline.serve.plan import Plan, build_plan, describe_plan
+from paceline.serve.run_rules import RunCase, Told, check_observed
+from paceline.serve.sandbox import Isolation, find_isolation
 from paceline.serve.server import format_command, serve_http
+from paceline.serve.smoke import Observed, SmokeTest, observe_draft
 
 __all__ = [
     "VLLM_VERSION",
+    "Isolation",
+    "Observed",
     "Plan",
+    "RunCase",
+    "SmokeTest",
+    "Told",
     "VllmEndpoint",
     "build_plan",
+    "check_observed",
     "check_plan",
     "describe_plan",
+    "find_isolation",
     "format_command",
+    "observe_draft",
     "serve_http",
     "start",
 ]

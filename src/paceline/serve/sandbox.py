@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ from paceline.serve.process import session_members
 
 __all__ = [
     "Isolation",
-    "MemoryWatch",
     "Sandbox",
+    "SandboxWatch",
     "clean_env",
     "find_isolation",
     "session_bytes",
@@ -194,16 +195,17 @@ def session_bytes(members: Iterable[int]) -> int:
     return total
 
 
-class MemoryWatch:
-    """Ends a session whose processes together hold more than `limit_bytes`. Looks each 0.2 s.
+class SandboxWatch:
+    """Ends a session that holds more than `memory_bytes` together or runs longer than `time_s`.
 
-    peak_bytes: the most that was seen. exceeded: whether the session was ended for it.
+    Looks each 0.2 s. peak_bytes: the most that was seen. ended_for: "", "memory" or "time".
     """
 
-    def __init__(self, session: int, limit_bytes: int) -> None:
+    def __init__(self, session: int, *, memory_bytes: int, time_s: float) -> None:
         self.peak_bytes = 0
-        self.exceeded = False
-        self._session, self._limit = session, limit_bytes
+        self.ended_for = ""
+        self._session, self._memory_bytes = session, memory_bytes
+        self._deadline = time.monotonic() + time_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -213,8 +215,9 @@ class MemoryWatch:
             members = session_members(self._session)
             held = session_bytes(members)
             self.peak_bytes = max(self.peak_bytes, held)
-            if held > self._limit:
-                self.exceeded = True
+            late = time.monotonic() > self._deadline
+            if held > self._memory_bytes or late:
+                self.ended_for = self.ended_for or ("time" if late else "memory")
                 for member in members:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(member, signal.SIGKILL)

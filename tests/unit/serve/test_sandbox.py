@@ -20,8 +20,8 @@ import paceline
 from paceline.serve.process import end_session, session_members
 from paceline.serve.sandbox import (
     Isolation,
-    MemoryWatch,
     Sandbox,
+    SandboxWatch,
     clean_env,
     find_isolation,
     wrap_command,
@@ -220,23 +220,35 @@ time.sleep(60)
 def test_memory_of_all_processes_together_ends_them(tmp_path: Path) -> None:
     """Three processes of 80 MiB, each below a limit of 200 MiB."""
     with started(FORKS, build_sandbox(tmp_path / "scratch")) as process:
-        watch = MemoryWatch(process.pid, 200 << 20)
+        watch = SandboxWatch(process.pid, memory_bytes=200 << 20, time_s=60)
         try:
             assert process.wait(timeout=20) == -signal.SIGKILL
         finally:
             watch.close()
-        assert watch.exceeded
+        assert watch.ended_for == "memory"
         assert watch.peak_bytes > 200 << 20
 
 
 def test_memory_below_the_limit_is_left_alone(tmp_path: Path) -> None:
     with started(FORKS, build_sandbox(tmp_path / "scratch")) as process:
-        watch = MemoryWatch(process.pid, 2 * _GIB)
+        watch = SandboxWatch(process.pid, memory_bytes=2 * _GIB, time_s=60)
         time.sleep(1.5)
         assert process.poll() is None
         watch.close()
-        assert not watch.exceeded
+        assert not watch.ended_for
         assert watch.peak_bytes > 240 << 20
+
+
+def test_wall_time_is_bounded(tmp_path: Path) -> None:
+    """Also of a command that only sleeps, and ignores what it can."""
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
+    with started(code, build_sandbox(tmp_path / "scratch")) as process:
+        watch = SandboxWatch(process.pid, memory_bytes=_GIB, time_s=0.5)
+        try:
+            assert process.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            watch.close()
+        assert watch.ended_for == "time"
 
 
 def test_processor_time_is_bounded(tmp_path: Path) -> None:

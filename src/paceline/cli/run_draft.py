@@ -1,0 +1,138 @@
+"""What `paceline validate --run` adds: the draft on its target, in a sandbox, looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.console import say
+from paceline.errors import PlanError
+
+if TYPE_CHECKING:
+    from paceline.draft import Draft
+    from paceline.rules import Rules
+    from paceline.serve import SmokeTest
+    from paceline.target import TargetFacts
+    from paceline.validate import Report
+
+__all__ = ["add_run"]
+
+_DEFAULT_RULES = "emc2-2027"
+_NUM_PROMPTS = 8
+_NUM_TOKENS = 32  # answered to each prompt
+_NUM_LONG_TOKENS = 24
+_MIN_LONG_TOKENS = 64
+
+
+def add_run(
+    report: Report,
+    folder: Path,
+    *,
+    target: TargetFacts | None,
+    rules: Rules | None,
+    run_tokens: int | None,
+    quiet: bool,
+) -> Report:
+    """The report with the `run.*` findings; a draft that failed already is not started.
+
+    run_tokens: length of the long prompt; None is the contest's context, as far as the target has
+    positions. quiet: says nothing on the way. Raises PlanError without a target.
+    """
+    from paceline.draft import read_draft
+    from paceline.rules import read_rules
+    from paceline.serve import RunCase, check_observed, observe_draft
+    from paceline.validate.report import build_report, finding
+
+    if target is None:
+        raise PlanError("--run needs a target", where="--run", fix="Give --target.")
+    if report.verdict == "fail":
+        left_out = finding(
+            "not.checked",
+            "",
+            "the draft was not started, because it has errors: run.boot and the other run rules",
+            where="--run",
+            fix="Correct the errors first.",
+        )
+        return build_report([*report.findings, left_out], unchecked=report.unchecked)
+    draft = read_draft(folder)
+    context_tokens = (rules or read_rules(_DEFAULT_RULES)).limits.context_tokens
+    test = _build_test(target, draft, context_tokens, run_tokens)
+    log_path = _log_path(draft)
+    seen = observe_draft(
+        target, draft, test, log_path=log_path, on_stage=(lambda _: None) if quiet else say
+    )
+    if not quiet:
+        say(f"engine log: {log_path}")
+    long = test.long_request
+    case = RunCase(
+        draft=draft,
+        seen=seen,
+        context_tokens=context_tokens,
+        num_long_tokens=None if long is None else len(long.prompt_ids),
+        estimate_bytes=_read_estimate(report),
+    )
+    found = [
+        finding(
+            told.problem.rule,
+            told.problem.file,
+            told.problem.message,
+            where=told.problem.where,
+            found=told.problem.found,
+            expected=told.problem.expected,
+            fix=told.problem.fix,
+            severity=told.severity,
+        )
+        for told in check_observed(case)
+    ]
+    return build_report([*report.findings, *found], unchecked=report.unchecked)
+
+
+def _build_test(
+    target: TargetFacts, draft: Draft, context_tokens: int, run_tokens: int | None
+) -> SmokeTest:
+    from paceline.data import build_requests, read_prompts
+    from paceline.endpoint import Request, Sampling
+    from paceline.serve import SmokeTest
+
+    room = target.max_position_embeddings - _NUM_LONG_TOKENS - draft.num_speculative_tokens - 1
+    length = min(context_tokens, room) if run_tokens is None else run_tokens
+    if not _MIN_LONG_TOKENS <= length <= room:
+        raise PlanError(
+            f"a long prompt of {length:,} tokens",
+            where="--run-tokens",
+            expected=f"{_MIN_LONG_TOKENS} to {room:,}, what the target has positions for",
+        )
+    sampling = Sampling(max_tokens=_NUM_TOKENS)
+    prompts = read_prompts("demo-eval").prompts[:_NUM_PROMPTS]
+    many = build_requests(read_prompts("train:400").prompts, target, sampling)
+    ids = [token for request in many for token in request.prompt_ids]
+    ids *= -(-length // len(ids))
+    long_sampling = Sampling(max_tokens=_NUM_LONG_TOKENS, ignore_eos=True)
+    return SmokeTest(
+        requests=tuple(build_requests(prompts, target, sampling)),
+        long_request=Request(
+            request_id="long", prompt_ids=tuple(ids[:length]), sampling=long_sampling
+        ),
+        context_tokens=context_tokens,
+    )
+
+
+def _log_path(draft: Draft) -> Path:
+    """One log a draft, of its last run."""
+    from paceline.records import storage_errors
+    from paceline.target import cache_folder
+
+    path = cache_folder() / "logs" / f"run-{draft.sha256[:12]}.log"
+    with storage_errors(path), contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return path
+
+
+def _read_estimate(report: Report) -> int | None:
+    """What the headers say the draft takes; None for a family without an estimate."""
+    for item in report.findings:
+        number = item.found.removesuffix(" bytes").replace(",", "")
+        if item.rule == "mem.est" and not item.where and number.isdigit():
+            return int(number)
+    return None

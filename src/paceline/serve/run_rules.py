@@ -1,0 +1,375 @@
+"""The `run.*` rules: what was seen of a booted draft, as findings. One function a rule."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from paceline.draft import Draft
+from paceline.endpoint import Answer
+from paceline.methods import METHODS
+from paceline.problems import Problem
+from paceline.serve.smoke import Observed
+
+__all__ = ["RunCase", "Told", "check_observed", "engine_key"]
+
+_MIN_COVERAGE = 0.995  # of the decode steps; validation notes, "coverage gate"
+_MIN_POSITION_1 = 0.02
+_MIN_STEPS = 50
+_MEMORY_TOLERANCE = 1.05
+_ROW_PADDING = 64  # vLLM rounds the rows of a vocabulary up to a multiple
+_FUSED = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "d2t": "draft_id_to_target_id",
+}
+_PLACES = re.compile(r"model|midlayer|layers|mtp|language_model|\d+")
+_ENGINES_OWN = re.compile(r"\._(k|v|q|prob)_scale$|cos_sin_cache$|inv_freq$")
+_NOT_LOADED = ("t2d",)  # vLLM leaves it out on purpose: d2t says the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCase:
+    """seen: what was observed of `draft`. context_tokens: the contest's length.
+
+    num_long_tokens: length of the one long prompt, None without one. estimate_bytes: by `mem.est`,
+    None where there is none.
+    """
+
+    draft: Draft
+    seen: Observed
+    context_tokens: int
+    num_long_tokens: int | None
+    estimate_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One thing to tell. severity: None is that of the rule in the table of validate."""
+
+    problem: Problem
+    severity: str | None
+
+
+def finding(
+    rule: str,
+    file: str,
+    message: str,
+    *,
+    where: str = "",
+    found: str = "",
+    expected: str = "",
+    fix: str = "",
+    severity: str | None = None,
+) -> Told:
+    problem = Problem(
+        rule=rule,
+        file=file,
+        where=where,
+        found=found,
+        expected=expected,
+        message=message,
+        fix=fix,
+    )
+    return Told(problem=problem, severity=severity)
+
+
+def check_observed(case: RunCase) -> list[Told]:
+    """All there is to tell by the `run.*` rules, in the order in which the draft was looked at."""
+    rules: tuple[Callable[[RunCase], Iterator[Told]], ...] = (
+        check_sandbox,
+        check_boot,
+        check_method,
+        check_loaded,
+        check_memory,
+        check_finite,
+        check_coverage,
+        check_zero,
+    )
+    return [item for rule in rules for item in rule(case)]
+
+
+def check_sandbox(case: RunCase) -> Iterator[Told]:
+    """run.sandbox: which walls stood. A note where all did, a warning where one did not."""
+    isolation = case.seen.isolation
+    if isolation is None:
+        return
+    if isolation.is_whole:
+        yield finding(
+            "run.sandbox",
+            "",
+            f"the draft ran in a sandbox: {isolation}",
+            found=isolation.mode,
+            severity="note",
+        )
+        return
+    yield finding(
+        "run.sandbox",
+        "",
+        f"the draft ran in a weaker sandbox: {isolation}",
+        found=isolation.mode,
+        expected="namespaces: no network, nothing to write to, no other process",
+        fix="Allow user namespaces on this machine, or use one that is nobody's loss.",
+    )
+
+
+def check_boot(case: RunCase) -> Iterator[Told]:
+    """run.boot: the engine came up, answered, and ended within its limits."""
+    seen = case.seen
+    if seen.error is None:
+        return
+    what, fix = seen.error.what, seen.error.fix
+    if seen.ended_for == "memory":
+        limit, peak = seen.memory_limit_bytes, seen.peak_bytes
+        what = f"it took {peak:,} bytes of memory and was ended; the limit is {limit:,}"
+        fix = "A draft that needs so much more than its size is built wrongly."
+    elif seen.ended_for == "time":
+        what, fix = "it took longer than the time limit and was ended", "Make the draft smaller."
+    yield finding(
+        "run.boot",
+        "",
+        f"while {seen.doing}: {what}",
+        where=seen.doing,
+        found=seen.ended_for or type(seen.error).__name__,
+        expected="an engine that starts with this draft, and answers",
+        fix=fix or "Read the engine's log.",
+        severity="note" if _is_ours(case) else None,
+    )
+
+
+def _is_ours(case: RunCase) -> bool:
+    """A family that cannot be served here yet says nothing about the draft."""
+    return not METHODS[case.draft.family].serves
+
+
+def check_method(case: RunCase) -> Iterator[Told]:
+    """run.method: method, K, runner and architecture are those of the folder."""
+    seen = case.seen
+    if seen.facts_problem is not None:
+        yield finding(
+            "run.method",
+            "spec.json",
+            seen.facts_problem.what,
+            expected="what the folder says",
+            found=seen.facts.method if seen.facts else "",
+            fix="Name the family of the weights in spec.json, and its architecture in config.json.",
+        )
+    stated = case.draft.config.get("architectures")
+    if seen.architectures and isinstance(stated, list) and list(seen.architectures) != stated:
+        yield finding(
+            "run.method",
+            "config.json",
+            f"the engine resolved the architecture to {', '.join(seen.architectures)}",
+            where="architectures",
+            found=", ".join(seen.architectures),
+            expected=", ".join(map(str, stated)),
+            fix="Use the architecture and model_type of the family.",
+        )
+
+
+def engine_key(name: str) -> str:
+    """What a tensor is called in a file and in the engine alike, without its place in the model.
+
+    "midlayer.self_attn.q_proj.weight" and "model.layers.0.self_attn.qkv_proj.weight" are both
+    "self_attn.qkv_proj.weight".
+    """
+    parts = [_FUSED.get(part, part) for part in name.split(".") if not _PLACES.fullmatch(part)]
+    return ".".join(parts)
+
+
+def check_loaded(case: RunCase) -> Iterator[Told]:
+    """run.loaded: every tensor of the files is in the engine, and nothing else is."""
+    memory = case.seen.memory
+    if memory is None:
+        return
+    filed: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    slack: Counter[str] = Counter()
+    for name, tensor in case.draft.tensors.items():
+        if name in _NOT_LOADED:
+            continue
+        key = engine_key(name)
+        names.setdefault(key, name)
+        filed[key] += tensor.num_elements * (8 if name == "d2t" else 2)
+        if tensor.shape and key in ("lm_head.weight", "embed_tokens.weight"):
+            slack[key] += _ROW_PADDING * 2 * tensor.num_elements // max(1, tensor.shape[0])
+    held = _sum_by_key(memory.tensors)
+    shared = {engine_key(name) for name in memory.shared}
+    for key in sorted(filed.keys() | held.keys()):
+        yield from _compare(key, names, filed, held, shared, slack)
+
+
+def _sum_by_key(tensors: Mapping[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, num_bytes in tensors.items():
+        if not _ENGINES_OWN.search(name):
+            found[engine_key(name)] += num_bytes
+    return found
+
+
+def _compare(
+    key: str,
+    names: Mapping[str, str],
+    filed: Counter[str],
+    held: Counter[str],
+    shared: set[str],
+    slack: Counter[str],
+) -> Iterator[Told]:
+    name = names.get(key, key)
+    if key not in held and key in shared:
+        yield finding(
+            "run.loaded",
+            "model.safetensors",
+            f"tensor '{name}' was not used: the engine runs on the target's own",
+            where=name,
+            found="shared with the target",
+            fix="Leave it out of the file; it only costs bytes.",
+            severity="warning",
+        )
+    elif key not in held:
+        yield finding(
+            "run.loaded",
+            "model.safetensors",
+            f"tensor '{name}' was not loaded: the engine holds nothing by that name",
+            where=name,
+            found="not in the engine",
+            expected="a parameter of the draft",
+            fix="Rename it to what the family's loader reads, or leave it out.",
+        )
+    elif key not in filed and key not in shared:
+        yield finding(
+            "run.loaded",
+            "model.safetensors",
+            f"the engine runs on '{key}' of which no file holds a value",
+            where=key,
+            found="values that nobody trained",
+            expected="a tensor in the file",
+            fix="Export it; vLLM 0.31.0 does not miss it.",
+        )
+    elif key in filed and not filed[key] <= held[key] <= filed[key] + slack[key]:
+        yield finding(
+            "run.loaded",
+            "model.safetensors",
+            f"tensor '{name}' takes {held[key]:,} bytes in the engine, {filed[key]:,} by its shape",
+            where=name,
+            found=f"{held[key]:,} bytes",
+            expected=f"{filed[key]:,} bytes",
+            fix="A part of it was not loaded, or another size was built; check the config.",
+        )
+
+
+def check_memory(case: RunCase) -> Iterator[Told]:
+    """run.mem: what the draft takes is what its headers said, within five in a hundred."""
+    memory = case.seen.memory
+    if memory is None:
+        return
+    total, estimate = memory.total_bytes, case.estimate_bytes
+    text = (
+        f"measured {total:,} bytes at {memory.context_tokens:,} tokens: weights"
+        f" {memory.weights_bytes:,}, buffers {memory.buffers_bytes:,}, keys, values and state"
+        f" {memory.kv_bytes + memory.state_bytes:,}"
+    )
+    over = estimate is not None and total > estimate * _MEMORY_TOLERANCE
+    yield finding(
+        "run.mem",
+        "",
+        f"{text}; by shape it is {estimate:,}" if over else text,
+        found=f"{total:,} bytes",
+        expected="" if estimate is None else f"at most {int(estimate * _MEMORY_TOLERANCE):,} bytes",
+        fix="Something is built that no file holds: look at max_position_embeddings and sizes."
+        if over
+        else "",
+        severity=None if over else "note",
+    )
+
+
+def check_finite(case: RunCase) -> Iterator[Told]:
+    """run.finite: no logit of the draft is NaN or infinite."""
+    logits = case.seen.logits
+    if logits is None:
+        return
+    rows, bad = logits["num_rows"], logits["num_bad_rows"]
+    if bad:
+        yield finding(
+            "run.finite",
+            "model.safetensors",
+            f"{bad:,} of {rows:,} rows of the draft's logits hold NaN or infinity",
+            found=f"{bad:,} rows",
+            expected="finite logits",
+            fix="Look for NaN or very large weights with --deep, and for a wrong dtype.",
+        )
+    elif not rows:
+        yield finding(
+            "run.finite",
+            "",
+            "the draft's logits were not seen: nothing was drafted",
+            found="0 rows",
+            expected="logits for each drafted token",
+            fix="See run.coverage.",
+            severity="warning",
+        )
+
+
+def _share_of_steps(answers: Iterable[Answer]) -> tuple[int, int]:
+    """(decode steps that carried a draft, decode steps): the first chunk is the prefill's."""
+    drafted = steps = 0
+    for answer in answers:
+        steps += len(answer.chunk_tokens) - 1
+        drafted += sum(number > 0 for number in answer.per_step_drafted or ())
+    return min(drafted, steps), steps
+
+
+def check_coverage(case: RunCase) -> Iterator[Told]:
+    """run.coverage: a draft on nearly every decode step, after the long prompt too."""
+    seen = case.seen
+    if not METHODS[case.draft.family].has_weights:
+        return  # a method that copies may find nothing to copy
+    groups = [("ordinary prompts", list(seen.answers))]
+    if seen.long_answer is not None:
+        groups.append((f"a prompt of {case.num_long_tokens:,} tokens", [seen.long_answer]))
+    for name, answers in groups:
+        drafted, steps = _share_of_steps(answers)
+        if steps and drafted < _MIN_COVERAGE * steps:
+            yield finding(
+                "run.coverage",
+                "config.json",
+                f"on {name} the draft spoke on {drafted} of {steps} decode steps",
+                found=f"{drafted / steps:.1%}",
+                expected=f"at least {_MIN_COVERAGE:.1%}",
+                fix="State max_position_embeddings for the whole context: drafts do not abstain.",
+            )
+    if seen.long_answer is not None and (case.num_long_tokens or 0) < case.context_tokens - 64:
+        yield finding(
+            "run.coverage",
+            "",
+            f"coverage was looked at up to {case.num_long_tokens:,} tokens, the context is"
+            f" {case.context_tokens:,}",
+            found=f"{case.num_long_tokens:,} tokens",
+            fix="Use a target with so many positions, and leave --run-tokens out.",
+            severity="note",
+        )
+
+
+def check_zero(case: RunCase) -> Iterator[Told]:
+    """run.zero: the target takes at least some first guesses."""
+    steps = taken = 0
+    for answer in case.seen.answers:
+        accepted = answer.per_step_accepted or ()
+        steps += len(accepted)
+        taken += sum(number > 0 for number in accepted)
+    if steps >= _MIN_STEPS and taken < _MIN_POSITION_1 * steps:
+        yield finding(
+            "run.zero",
+            "",
+            f"the target took the first guess on {taken} of {steps} steps: the draft contributes"
+            " nothing",
+            found=f"{taken / steps:.1%}",
+            expected=f"more than {_MIN_POSITION_1:.0%} for a draft that was trained",
+            fix="Usual causes: another chat template, taps off by one, features after the norm"
+            " instead of before, d2t of another vocabulary.",
+        )

@@ -1,0 +1,243 @@
+"""Boots the exact artefact in a sandbox and looks at what it does: the `run.*` rules.
+
+What a header cannot tell: the engine that came up, whose weights it runs on, whether it drafts at
+full length, whether its logits are numbers, and the memory it takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.draft import Draft
+from paceline.endpoint import Answer, EngineFacts, MemoryFacts, Request
+from paceline.errors import DraftError, EngineError, PlanError
+from paceline.records import storage_errors
+from paceline.serve.checks import check_plan
+from paceline.serve.endpoint import VllmEndpoint, check_facts, resolve_engine_args
+from paceline.serve.install import engine_python
+from paceline.serve.plan import Plan, build_plan
+from paceline.serve.process import EngineProcess, build_child_env
+from paceline.serve.sandbox import (
+    Isolation,
+    Sandbox,
+    SandboxWatch,
+    clean_env,
+    find_isolation,
+    wrap_command,
+)
+from paceline.serve.staging import make_staging, remove_staging
+from paceline.target import TargetFacts
+
+__all__ = ["Observed", "SmokeTest", "observe_draft"]
+
+_WORKER = "paceline.serve.smoke_worker.SmokeInspector"
+_GIB = 2**30
+_SILENCE_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeTest:
+    """What is asked of a draft.
+
+    requests: ordinary prompts, answered together. long_request: one prompt of the contest's length,
+    or as long as time and positions allow. context_tokens: for which memory is measured.
+    time_s, memory_bytes: limits of the whole run; memory_bytes None is derived from the files.
+    """
+
+    requests: tuple[Request, ...]
+    long_request: Request | None
+    context_tokens: int
+    time_s: float = 900.0
+    memory_bytes: int | None = None
+    device: str | None = None
+
+
+@dataclass(kw_only=True)
+class Observed:
+    """What was seen, as far as it got. error: why it ended early, and `doing` what."""
+
+    isolation: Isolation | None = None
+    memory_limit_bytes: int = 0
+    peak_bytes: int = 0
+    start_s: float | None = None
+    doing: str = "planning"
+    error: EngineError | PlanError | None = None
+    ended_for: str = ""
+    facts: EngineFacts | None = None
+    facts_problem: EngineError | None = None
+    architectures: tuple[str, ...] = ()
+    memory: MemoryFacts | None = None
+    answers: list[Answer] = field(default_factory=list)
+    long_answer: Answer | None = None
+    long_s: float | None = None
+    logits: dict[str, Any] | None = None
+
+
+def observe_draft(
+    target: TargetFacts,
+    draft: Draft,
+    test: SmokeTest,
+    *,
+    log_path: Path,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Observed:
+    """Runs the whole test and never raises for what the draft does; nothing of it is left running.
+
+    Raises MissingExtraError without vLLM, StorageError without room, and KeyboardInterrupt.
+    """
+    seen = Observed()
+    try:
+        plan = _plan(target, draft, test)
+        check_plan(plan)
+        with _booted(plan, test, seen, log_path, on_stage) as (endpoint, process):
+            _ask_all(endpoint, process, test, seen, on_stage)
+    except (EngineError, PlanError, DraftError) as problem:
+        seen.error = problem if not isinstance(problem, DraftError) else PlanError(str(problem))
+    return seen
+
+
+def _plan(target: TargetFacts, draft: Draft, test: SmokeTest) -> Plan:
+    everything = [*test.requests, *([test.long_request] if test.long_request else [])]
+    longest = max(len(item.prompt_ids) + item.sampling.max_tokens for item in everything)
+    plan = build_plan(
+        target,
+        draft,
+        device=test.device,
+        max_model_len=longest + draft.num_speculative_tokens + 1,
+        max_num_seqs=max(1, len(test.requests)),
+        enforce_eager=True,  # a captured graph would hide the draft's logits
+    )
+    return dataclasses.replace(
+        plan, engine_args={**plan.engine_args, "worker_extension_cls": _WORKER}
+    )
+
+
+def _memory_limit(plan: Plan) -> int:
+    """Room for an engine of this target and draft: weights, their casts, the cache, and vLLM."""
+    sizes = [item.stat().st_size for item in plan.target.path.glob("*.safetensors")]
+    draft_bytes = plan.draft.files_bytes if plan.draft is not None else 0
+    cache = plan.engine_args.get("kv_cache_memory_bytes") or 0
+    return 4 * _GIB + 3 * sum(sizes) + 6 * draft_bytes + 2 * int(cache)
+
+
+@contextlib.contextmanager
+def _booted(
+    plan: Plan, test: SmokeTest, seen: Observed, log_path: Path, on_stage: Callable[[str], None]
+) -> Iterator[tuple[VllmEndpoint, EngineProcess]]:
+    """The engine inside the sandbox, ready or not to be had; ended with all it started."""
+    begun = time.monotonic()
+    staging = make_staging(plan)
+    process: EngineProcess | None = None
+    watch: SandboxWatch | None = None
+    try:
+        sandbox = _build_sandbox(plan, test, staging)
+        seen.isolation, seen.memory_limit_bytes = sandbox.isolation, sandbox.memory_bytes
+        on_stage(f"sandbox: {sandbox.isolation}")
+        seen.doing = "starting"
+        env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
+        process = EngineProcess(
+            env={**env, "VLLM_CACHE_ROOT": str(_lend_cache(staging))},
+            log_path=log_path,
+            wrap=lambda command: wrap_command(command, sandbox),
+        )
+        watch = SandboxWatch(process.pid, memory_bytes=sandbox.memory_bytes, time_s=test.time_s)
+        process.request(
+            {
+                "engine_args": resolve_engine_args(plan, staging),
+                "eos_token_ids": list(plan.target.eos_token_ids),
+            }
+        )
+        event: dict[str, Any] = {"event": ""}
+        while event["event"] != "ready":
+            event = process.receive(timeout_s=test.time_s, doing="starting")
+        seen.start_s = time.monotonic() - begun
+        settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
+        seen.facts = EngineFacts(**event["facts"], start_s=seen.start_s, settings=settings)
+        try:
+            check_facts(plan, seen.facts)
+        except EngineError as problem:
+            seen.facts_problem = problem
+        yield VllmEndpoint(plan, process, seen.facts, silence_s=_SILENCE_S), process
+    finally:
+        if process is not None:
+            process.close()
+        if watch is not None:
+            watch.close()
+            seen.peak_bytes, seen.ended_for = watch.peak_bytes, watch.ended_for
+        remove_staging(staging)
+
+
+def _build_sandbox(plan: Plan, test: SmokeTest, staging: Path) -> Sandbox:
+    scratch = staging / "scratch"
+    scratch.mkdir()
+    staged = [staging / str(plan.engine_args["model"]) / "config.json"]
+    if plan.draft_name is not None:
+        staged.append(staging / plan.draft_name / "config.json")
+    needs = (Path(engine_python()), Path(paceline.__file__), *staged)
+    memory_bytes = test.memory_bytes or _memory_limit(plan)
+    return Sandbox(
+        isolation=find_isolation(needs),
+        scratch=scratch,
+        needs=needs,
+        memory_bytes=memory_bytes,
+        # a CUDA driver maps far more than it holds
+        data_bytes=2 * memory_bytes if plan.device == "cpu" else None,
+        time_s=test.time_s,
+    )
+
+
+def _lend_cache(staging: Path) -> Path:
+    """A copy of what vLLM knows of its own model classes; without it a start imports vLLM thrice.
+
+    Inside, it can be read and not written.
+    """
+    stated = os.environ.get("VLLM_CACHE_ROOT")
+    known = Path(stated) if stated else Path.home() / ".cache" / "vllm"
+    lent = staging / "vllm-cache"
+    with storage_errors(lent):
+        lent.mkdir()
+        if (known / "modelinfos").is_dir():
+            shutil.copytree(known / "modelinfos", lent / "modelinfos")
+    return lent
+
+
+def _ask_all(
+    endpoint: VllmEndpoint,
+    process: EngineProcess,
+    test: SmokeTest,
+    seen: Observed,
+    on_stage: Callable[[str], None],
+) -> None:
+    def inspect(method: str) -> Any:
+        process.request({"op": "inspect", "method": method, "args": []})
+        while True:
+            event = process.receive(timeout_s=_SILENCE_S, doing=seen.doing)
+            if event["event"] == "done":
+                return event["result"]
+
+    seen.doing = "measuring memory"
+    seen.memory = endpoint.memory(context_tokens=test.context_tokens)
+    watched = inspect("paceline_watch")
+    seen.architectures = tuple(watched["architectures"])
+    seen.doing = "answering"
+    on_stage(f"answering {len(test.requests)} prompts")
+    seen.answers = endpoint.generate(test.requests, concurrency=len(test.requests))
+    if test.long_request is not None:
+        num_tokens = len(test.long_request.prompt_ids)
+        seen.doing = f"answering a prompt of {num_tokens:,} tokens"
+        on_stage(seen.doing)
+        begun = time.monotonic()
+        seen.long_answer = endpoint.generate([test.long_request])[0]
+        seen.long_s = time.monotonic() - begun
+    seen.doing = "reading what was seen"
+    if watched["watched"]:
+        seen.logits = inspect("paceline_logits")
