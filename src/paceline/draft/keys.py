@@ -34,6 +34,40 @@ _INERT: dict[str, Key] = {
     "initializer_range": Key(kind="float", nullable=False),
     "attention_dropout": _TRAINING,
 }
+# Left in config.json by exporters; transformers' base class reads them, a served draft does not.
+_OF_FORWARD = "it is for transformers' own forward pass, which vLLM does not run"
+_OF_SAMPLING = "how to sample is the request's, never the draft's"
+_LEFTOVERS: dict[str, Key] = {
+    "_name_or_path": _TEXT,
+    "tokenizer_class": _TEXT,
+    "id2label": Key(kind="object"),
+    "label2id": Key(kind="object"),
+    "problem_type": _TEXT,
+    "finetuning_task": _TEXT,
+    "task_specific_params": Key(kind="object"),
+    "prefix": _TEXT,
+    "sep_token_id": Key(kind="int"),
+    "is_encoder_decoder": Key(kind="bool", choices=(False,)),
+    "is_decoder": Key(kind="bool", unread=_OF_FORWARD, harmless=(False, True)),
+    "add_cross_attention": Key(kind="bool", choices=(False,)),
+    "tie_encoder_decoder": Key(kind="bool", choices=(False,)),
+    "cross_attention_hidden_size": Key(kind="int", unread=_OF_FORWARD),
+    "chunk_size_feed_forward": Key(kind="int", unread=_OF_FORWARD, harmless=(0,)),
+    "pruned_heads": Key(kind="object", unread=_OF_FORWARD, harmless=({},)),
+    "return_dict": Key(kind="bool", unread=_OF_FORWARD, harmless=(False, True)),
+    "output_hidden_states": Key(kind="bool", unread=_OF_FORWARD, harmless=(False,)),
+    "output_attentions": Key(kind="bool", unread=_OF_FORWARD, harmless=(False,)),
+    "torchscript": Key(kind="bool", unread=_OF_FORWARD, harmless=(False,)),
+    "use_bfloat16": Key(kind="bool", unread=_OF_FORWARD, harmless=(False,)),
+    "max_length": Key(kind="int", unread=_OF_SAMPLING, harmless=(20,)),
+    "min_length": Key(kind="int", unread=_OF_SAMPLING, harmless=(0,)),
+    "do_sample": Key(kind="bool", unread=_OF_SAMPLING, harmless=(False,)),
+    "num_beams": Key(kind="int", unread=_OF_SAMPLING, harmless=(1,)),
+    "temperature": Key(kind="number", unread=_OF_SAMPLING, harmless=(1.0,)),
+    "top_k": Key(kind="int", unread=_OF_SAMPLING, harmless=(50,)),
+    "top_p": Key(kind="number", unread=_OF_SAMPLING, harmless=(1.0,)),
+    "repetition_penalty": Key(kind="number", unread=_OF_SAMPLING, harmless=(1.0,)),
+}
 _BASE: dict[str, Key] = {
     "architectures": Key(kind="str list"),
     "model_type": _TEXT,
@@ -42,6 +76,7 @@ _BASE: dict[str, Key] = {
     "hidden_size": _SIZE,
     "vocab_size": _SIZE,
     **_INERT,
+    **_LEFTOVERS,
 }
 # One decoder layer of the Llama kind.
 _DECODER: dict[str, Key] = {

@@ -24,8 +24,12 @@ _CODE_KEYS = {
     "auto_class": "names a class to import",
     "code_revision": "names remote code",
     "custom_objects": "names classes to import",
+    "custom_generate": "can make a loader import code",
+    "quantizer": "names a class to import",
+    "quantizer_class": "names a class to import",
     "_name_or_path": "can point a loader at another place",
 }
+_PLACE = "_name_or_path"  # exporters leave the name of a model there, which is no harm
 # Read by validate.quantization.
 _OF_OTHERS = ("quantization_config", "compression_config")
 _SPECULATORS = "speculators_config"
@@ -36,12 +40,23 @@ def _find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             here = f"{path}.{key}" if path else key
-            if key in _CODE_KEYS:
+            if key in _CODE_KEYS and (key != _PLACE or _leads_away(inner)):
                 yield here, key
             yield from _find_code_keys(inner, here)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _find_code_keys(inner, f"{path}[{index}]")
+
+
+def _leads_away(value: Any) -> bool:
+    """A path or an address, in place of the plain name of a model."""
+    if value is None:
+        return False
+    return (
+        not isinstance(value, str)
+        or value.startswith(("/", ".", "~"))
+        or any(part in value for part in ("://", "\\", "..", "\n"))
+    )
 
 
 def check_code_keys(case: Case) -> Iterator[Finding]:
@@ -82,7 +97,7 @@ def check_keys(case: Case, family: str) -> Iterator[Finding]:
         )
     variant = find_variant(family, case.config)
     never = variant.never if variant is not None else {}
-    skip = {*_CODE_KEYS, *_OF_OTHERS, _SPECULATORS} - set(never)
+    skip = {*_CODE_KEYS, *_OF_OTHERS, _SPECULATORS} - {*never, _PLACE}
     yield from map(from_problem, check_config_keys(family, case.config, skip=skip))
 
 

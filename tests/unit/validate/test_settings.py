@@ -72,6 +72,13 @@ def answers(folder: Path, **options: Any) -> dict[str, str]:
         ({"rope_parameters": {**ROPE, "rope_theta": 5e5}}, "cfg.rope", "note"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "cfg.rope", "error"),
         ({"draft_vocab_size": 65}, "cfg.vocab", "error"),
+        ({"_name_or_path": "/etc"}, "cfg.auto_map", "error"),
+        ({"_name_or_path": "https://x/y"}, "cfg.auto_map", "error"),
+        ({"_name_or_path": "../x"}, "cfg.auto_map", "error"),
+        ({"_name_or_path": ["x"]}, "cfg.auto_map", "error"),
+        ({"quantizer": "x.Y"}, "cfg.auto_map", "error"),
+        ({"is_encoder_decoder": True}, "cfg.value", "error"),
+        ({"temperature": 0.7}, "cfg.unread", "warning"),
         # what the config class or the rotary layer of vLLM 0.31.0 stops at while loading
         ({"num_attention_heads": 3, "num_key_value_heads": 3}, "cfg.heads", "error"),
         ({"dtype": "torch.bfloat16"}, "cfg.dtype", "error"),
@@ -141,6 +148,15 @@ def test_config(change: dict[str, Any], rule: str, severity: str, tmp_path: Path
         {"bos_token_id": 1, "eos_token_id": [1, 2], "pad_token_id": None, "use_cache": True},
         {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 2},
         {"eagle_aux_hidden_state_layer_ids": [0, 2], "num_aux_hidden_states": 2},
+        # what exporters leave in config.json
+        {"_name_or_path": "owner/model", "return_dict": True, "output_attentions": False},
+        {
+            "_name_or_path": "",
+            "id2label": {"0": "A"},
+            "label2id": {"A": 0},
+            "tokenizer_class": None,
+        },
+        {"max_length": 20, "temperature": 1.0, "top_k": 50, "is_encoder_decoder": False},
     ],
 )
 def test_right_configs_are_not_bothered(change: dict[str, Any], tmp_path: Path) -> None:
