@@ -107,7 +107,11 @@ def medians_figure(pairing: Pairing) -> Figure | None:
         every = np.concatenate(kept)
         middle = np.median(every, axis=0)
         density = np.array([_density(column, m) for column, m in zip(every.T, middle, strict=True)])
-        cells[name] = [np.sign(logs - middle) / 2 / density * len(logs) / total for logs in kept]
+        # of a prompt beside its block's median, and of the block beside the other blocks
+        moved = middle - middle.mean()
+        cells[name] = [
+            (np.sign(logs - middle) / 2 / density + moved) * len(logs) / total for logs in kept
+        ]
     return Figure(
         value=values["baseline"] / values["candidate"],
         cells=tuple(a - b for a, b in zip(cells["baseline"], cells["candidate"], strict=True)),

@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.eval.statistics import Spread, measure_spread, t_quantile
+from paceline.eval.statistics import Spread, half_width, measure_spread, t_quantile
 
 __all__ = ["Difference", "Standing", "compare_standings", "rank_standings"]
 
@@ -101,27 +101,18 @@ def _spread_between(one: Standing, other: Standing) -> Spread | None:
     """Of the difference: prompts paired, and the blocks of either side."""
     sides = [side.cells for side in (one, other) if side.cells]
     if not sides:
-        return Spread(
-            prompts=0.0, blocks=0.0, degrees_of_freedom=math.inf, freedom_of_prompts=math.inf
-        )
+        return Spread(prompts=0.0, freedom_of_prompts=math.inf)
     means = [[cell.mean(axis=1, keepdims=True) for cell in cells] for cells in sides]
     paired = means[0] if len(means) == 1 else [a - b for a, b in zip(*means, strict=True)]
     spread = measure_spread(paired)
     if spread is None:
         return None
-    blocks, uncertainty = 0.0, spread.prompts**2 / spread.freedom_of_prompts
-    for cells in sides:
-        own = measure_spread(cells)
-        if own is not None and own.blocks > 0:
-            blocks += own.blocks
-            uncertainty += own.blocks**2 / (cells[0].shape[1] - 1)
-    total = spread.prompts + blocks
-    freedom = total**2 / uncertainty if uncertainty > 0 else spread.freedom_of_prompts
+    own = [found for cells in sides if (found := measure_spread(cells)) is not None]
     return Spread(
         prompts=spread.prompts,
-        blocks=blocks,
-        degrees_of_freedom=freedom,
         freedom_of_prompts=spread.freedom_of_prompts,
+        blocks=sum(found.blocks for found in own),
+        num_blocks=min((found.num_blocks for found in own), default=1),
     )
 
 
@@ -154,8 +145,9 @@ def _subtract(one: Array, other: Array) -> Array:
 
 
 def _half_width(spread: Spread | None, bound: float, confidence: float) -> float | None:
-    if spread is None or not spread.is_measured:
+    """bound: for all pairs at once, as if the spread were known; its freedom widens it."""
+    if spread is None:
         return None
     tail = (1 + confidence) / 2
-    widened = t_quantile(tail, spread.degrees_of_freedom) / t_quantile(tail, math.inf)
-    return bound * widened * math.sqrt(spread.variance)
+    widened = t_quantile(tail, max(1.0, spread.freedom_of_prompts)) / t_quantile(tail, math.inf)
+    return half_width(spread, confidence=confidence, quantile=bound * widened)

@@ -8,6 +8,7 @@ which figure was chosen by simulation: docs/results/coverage.md.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,37 +31,47 @@ Array = NDArray[np.float64]
 
 # below this the estimated degrees of freedom are too wild for any t interval to hold
 MIN_DEGREES_OF_FREEDOM = 4.0
+ENOUGH_BLOCKS = 6
 _SIMPSON_POINTS = 2001
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of a figure and Satterthwaite's degrees of freedom of that estimate.
+    """Variance of a figure: what its prompts and what its blocks put into it.
 
-    prompts, blocks: the two parts of the variance. freedom_of_prompts: of the first alone.
+    freedom_of_prompts: Satterthwaite's degrees of freedom of the first; num_blocks: 1 for none.
     """
 
     prompts: float
-    blocks: float
-    degrees_of_freedom: float
     freedom_of_prompts: float
+    blocks: float = 0.0
+    num_blocks: int = 1
 
     @property
     def variance(self) -> float:
         return self.prompts + self.blocks
 
     @property
+    def degrees_of_freedom(self) -> float:
+        """Of the whole, by Satterthwaite."""
+        if not self.blocks:
+            return self.freedom_of_prompts
+        parts = self.prompts**2 / self.freedom_of_prompts + self.blocks**2 / (self.num_blocks - 1)
+        return self.variance**2 / parts
+
+    @property
     def is_measured(self) -> bool:
-        """Enough prompts (and blocks) for an interval; three that happen to be alike are not."""
-        return self.degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM
+        """Enough prompts for an interval; three that happen to be alike are not."""
+        return self.freedom_of_prompts >= MIN_DEGREES_OF_FREEDOM
 
 
 def measure_spread(cells: Sequence[Array]) -> Spread | None:
     """Spread of a figure from its influence cells; None without two prompts in any category.
 
     Prompts: sum over categories of s^2 / n. A category of one prompt is given the variance that the
-    others have on average. Blocks: variance of the block means less what the prompts' own noise
-    puts into them, so that noise is counted once.
+    others have on average. Blocks: variance of the block means; from six blocks on less what the
+    prompts' own noise puts into them, so that noise is counted once. Of fewer blocks that
+    difference is itself mostly noise, and left in.
     """
     cells = [cell for cell in cells if cell.size]
     sizes = np.array([len(cell) for cell in cells])
@@ -76,25 +87,23 @@ def measure_spread(cells: Sequence[Array]) -> Spread | None:
     prompts = float(parts.sum()) + lone
     uncertainty = float((parts**2 / freedoms[several]).sum()) + lone**2 / float(freedoms.sum())
     of_prompts = prompts**2 / uncertainty if uncertainty > 0 else float(freedoms.sum())
-    blocks = max(0.0, _measure_blocks(cells))
-    if blocks > 0:
-        uncertainty += blocks**2 / (cells[0].shape[1] - 1)
-    total = prompts + blocks
     return Spread(
         prompts=prompts,
-        blocks=blocks,
-        degrees_of_freedom=total**2 / uncertainty if uncertainty > 0 else of_prompts,
         freedom_of_prompts=of_prompts,
+        blocks=_measure_blocks(cells),
+        num_blocks=int(cells[0].shape[1]),
     )
 
 
 def _measure_blocks(cells: Sequence[Array]) -> float:
-    """Variance of the mean over blocks that is the blocks' own; 0 for a single block."""
+    """Variance of the mean over blocks; 0 for a single block."""
     num_blocks = int(cells[0].shape[1])
     if num_blocks < 2:
         return 0.0
     by_block = np.sum([cell.mean(axis=0) for cell in cells], axis=0)
     observed = float(by_block.var(ddof=1)) / num_blocks
+    if num_blocks < ENOUGH_BLOCKS:
+        return observed
     noise: float = 0.0
     for cell in cells:
         if len(cell) < 2:
@@ -102,24 +111,23 @@ def _measure_blocks(cells: Sequence[Array]) -> float:
         rest = cell - cell.mean(axis=1, keepdims=True) - cell.mean(axis=0) + cell.mean()
         freedom = int((len(cell) - 1) * (num_blocks - 1))
         noise += float((rest**2).sum()) / freedom / (len(cell) * num_blocks)
-    return observed - noise
+    return max(0.0, observed - noise)
 
 
 def half_width(spread: Spread, *, confidence: float, quantile: float | None = None) -> float | None:
     """Half of an interval, on the scale of the cells; None where it cannot be estimated.
 
-    quantile: a studentised one found by resampling prompts, in place of Student's; blocks widen it
-    as they widen Student's.
+    quantile: a studentised one found by resampling prompts, in place of Student's for their part.
+    The blocks' part has Student's for the number of blocks: exact where they are all that varies.
     """
     if not spread.is_measured:
         return None
-    if spread.variance == 0:
-        return 0.0
     tail = (1 + confidence) / 2
-    student = t_quantile(tail, spread.degrees_of_freedom)
-    if quantile is not None:
-        student *= quantile / t_quantile(tail, spread.freedom_of_prompts)
-    return float(student * math.sqrt(spread.variance))
+    of_prompts = t_quantile(tail, spread.freedom_of_prompts) if quantile is None else quantile
+    squared = of_prompts**2 * spread.prompts
+    if spread.blocks:
+        squared += t_quantile(tail, spread.num_blocks - 1) ** 2 * spread.blocks
+    return math.sqrt(squared)
 
 
 def draw_resamples(
@@ -136,6 +144,7 @@ def draw_resamples(
     ]
 
 
+@functools.lru_cache(maxsize=4096)
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t; the normal's for infinitely many degrees of freedom.
 

@@ -96,38 +96,48 @@ def test_blocks_by_hand() -> None:
     assert spread.prompts == 0.0
     assert spread.blocks == pytest.approx(1 / 3)  # s^2 = 1 over three blocks
     assert spread.degrees_of_freedom == pytest.approx(2.0)
-    assert not spread.is_measured
 
 
 def test_noise_of_prompts_is_not_counted_as_the_blocks() -> None:
     """Independent noise in every cell: prompts + blocks is the mean's variance, not twice it."""
     random = np.random.RandomState(1)
     found = [
-        measure_spread([random.normal(0, 1, (20, 4)), random.normal(0, 1, (20, 4))])
+        measure_spread([random.normal(0, 1, (20, 8)), random.normal(0, 1, (20, 8))])
         for _ in range(400)
     ]
     mean = np.mean([spread.prompts for spread in found if spread])
-    assert mean == pytest.approx(2 / 80, rel=0.05)
+    assert mean == pytest.approx(2 / 160, rel=0.05)
     extra = np.mean([spread.blocks for spread in found if spread])
     assert extra < 0.45 * mean  # cut at 0, so not 0 on average
 
 
+def test_few_blocks_keep_the_noise_in_theirs() -> None:
+    """A difference of two blocks is no estimate of anything less noisy."""
+    random = np.random.RandomState(3)
+    cells = random.normal(0, 1, (20, 2))
+    cells -= cells.mean()
+    spread = measure_spread([cells])
+    assert spread is not None
+    assert spread.blocks == pytest.approx(cells.mean(axis=0).var(ddof=1) / 2)
+
+
 def test_half_width() -> None:
-    spread = Spread(prompts=4.0, blocks=0.0, degrees_of_freedom=8, freedom_of_prompts=8)
+    spread = Spread(prompts=4.0, freedom_of_prompts=8)
     assert half_width(spread, confidence=0.95) == pytest.approx(2 * 2.3060041350)
     assert half_width(spread, confidence=0.95, quantile=3.0) == pytest.approx(6.0)
 
 
-def test_blocks_widen_a_studentised_interval_too() -> None:
-    spread = Spread(prompts=3.0, blocks=1.0, degrees_of_freedom=8, freedom_of_prompts=30)
-    widened = 3.0 * 2.3060041350 / 2.0422724563 * 2
-    assert half_width(spread, confidence=0.95, quantile=3.0) == pytest.approx(widened)
+def test_blocks_add_their_own_students() -> None:
+    """Three blocks: two degrees of freedom, 4.3027."""
+    spread = Spread(prompts=3.0, freedom_of_prompts=30, blocks=1.0, num_blocks=3)
+    expected = math.sqrt(3 * 3.0**2 + 4.3026527299**2)
+    assert half_width(spread, confidence=0.95, quantile=3.0) == pytest.approx(expected)
+    assert spread.degrees_of_freedom == pytest.approx(16 / (9 / 30 + 1 / 2))
 
 
 def test_too_few_degrees_of_freedom_have_no_interval() -> None:
     few = MIN_DEGREES_OF_FREEDOM - 0.01
-    spread = Spread(prompts=1.0, blocks=0.0, degrees_of_freedom=few, freedom_of_prompts=few)
-    assert half_width(spread, confidence=0.95) is None
+    assert half_width(Spread(prompts=1.0, freedom_of_prompts=few), confidence=0.95) is None
 
 
 def test_prompts_that_happen_to_be_alike_need_as_many() -> None:
