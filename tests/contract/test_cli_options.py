@@ -57,6 +57,7 @@ OPTIONS: dict[str, list[str]] = {
     "judge publish": ["--home", "--out", "--queue"],
     "judge run": [
         "--baseline",
+        "--cycles",
         "--device",
         "--home",
         "--lease",
@@ -94,6 +95,8 @@ OPTIONS: dict[str, list[str]] = {
         "--json",
         "--junit",
         "--rules",
+        "--run",
+        "--run-tokens",
         "--strict",
         "--target",
         "draft",

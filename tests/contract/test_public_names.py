@@ -173,6 +173,7 @@ NAMES: dict[str, list[str]] = {
         "find_isolation",
         "format_command",
         "observe_draft",
+        "open_confined",
         "serve_http",
         "start",
     ],

@@ -71,6 +71,10 @@ def run(
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Measure in a second order too: no state is kept.")
     ] = False,
+    cycles: Annotated[
+        int | None,
+        typer.Option("--cycles", min=1, help="Fresh servers in A B B A blocks, so many times."),
+    ] = None,
     thinking: Annotated[Thinking, typer.Option("--thinking", help=THINKING_HELP)] = "none",
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
@@ -88,8 +92,8 @@ def run(
 ) -> None:
     """Measure what waits, one entry at a time on this device.
 
-    Nothing of the hidden prompts is printed, logged or published. After a kill the same command
-    goes on where it stopped.
+    Engines run in a sandbox. Nothing of the hidden prompts is printed, logged or published. After
+    a kill the same command goes on where it stopped.
     """
     from paceline.cli.judge_run import build_bench
     from paceline.judge import Court, pin_setting, run_worker
@@ -106,7 +110,10 @@ def run(
         rules=contest,
         thinking=thinking,
         device=device,
+        num_cycles=cycles,
     )
+    for line in bench.notes:
+        say(line)
     for name, (value, what) in bench.pinned.items():
         pin_setting(opened, name, value, what=what)
     num = run_worker(

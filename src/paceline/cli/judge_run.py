@@ -13,12 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.arms import open_arms
-from paceline.cli.measure import Questions, build_questions, measure_endpoints, plan_arms
+from paceline.cli.arms import Arm
+from paceline.cli.console import say
+from paceline.cli.disk import told_when_full
+from paceline.cli.measure import (
+    Questions,
+    build_questions,
+    measure_endpoints,
+    measure_in_cycles,
+    plan_arms,
+)
 from paceline.errors import DataError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.data import PromptSet, Thinking
+    from paceline.endpoint import Endpoint
     from paceline.judge import Screen, Task
     from paceline.rules import Rules
     from paceline.target import TargetFacts
@@ -26,17 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["Bench", "build_bench"]
 
 _ORDER_SEED = 1
+_ENGINE_S = 4 * 3600.0  # of one server, asked every prompt once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """measure: makes one run. pinned: setting -> (value, what it is), the same for every worker."""
+    """measure: makes one run. pinned: setting -> (value, what it is), the same for every worker.
+
+    notes: what the organiser should know of this machine, such as walls that the sandbox lacks.
+    """
 
     target: TargetFacts
     screen: Screen
     measure: Callable[[Task], None]
     parts: tuple[str, ...]
     pinned: dict[str, tuple[str, str]]
+    notes: tuple[str, ...]
 
 
 def build_bench(
@@ -49,12 +63,14 @@ def build_bench(
     rules: Rules,
     thinking: Thinking,
     device: str | None,
+    num_cycles: int | None,
 ) -> Bench:
     """Reads everything that must be right before an entry is taken. Raises DataError."""
     from paceline.data import read_prompts
     from paceline.draft import read_draft, resolve_draft
     from paceline.judge import build_screen, screened_output
     from paceline.methods import METHODS
+    from paceline.serve import find_isolation
     from paceline.target import read_target
 
     secret = _read_hidden(hidden)
@@ -72,17 +88,22 @@ def build_bench(
         plan_arms(target, arms, rules, num_tokens=longest, device=device)
 
     def measure(task: Task) -> None:
-        asked = questions[task.part]
         with screened_output(screen):
-            arms = plan_arms(
+            _measure(
+                task.run_dir,
+                plan_arms(
+                    target,
+                    {"baseline": baseline, "candidate": str(task.draft_dir), "plain": "none"},
+                    rules,
+                    num_tokens=questions[task.part].longest,
+                    device=device,
+                    twice=num_cycles is not None,
+                ),
                 target,
-                {"baseline": baseline, "candidate": str(task.draft_dir), "plain": "none"},
                 rules,
-                num_tokens=asked.longest,
-                device=device,
+                questions[task.part],
+                num_cycles=num_cycles,
             )
-            with open_arms(arms, task.run_dir) as endpoints:
-                measure_endpoints(endpoints, arms, target, rules, asked, out=task.run_dir)
 
     has_folder = baseline not in METHODS or METHODS[baseline].has_weights
     base = read_draft(resolve_draft(baseline)).sha256 if has_folder else baseline
@@ -91,12 +112,57 @@ def build_bench(
         "target": (f"{target.weights_fingerprint} {target.tokenizer_sha256}", "target"),
         "baseline": (base, "baseline"),
         "parts": (" ".join(questions), "runs an entry (--twin, --shuffle)"),
+        "cycles": (str(num_cycles), "--cycles"),
     }
     if twin:
         pinned["twin"] = (questions["twin"].sha256, "public twin prompts")
     return Bench(
-        target=target, screen=screen, measure=measure, parts=tuple(questions), pinned=pinned
+        target=target,
+        screen=screen,
+        measure=measure,
+        parts=tuple(questions),
+        pinned=pinned,
+        notes=tuple(f"sandbox: {text}" for text in find_isolation().missing),
     )
+
+
+def _measure(
+    run_dir: Path,
+    arms: list[Arm],
+    target: TargetFacts,
+    rules: Rules,
+    questions: Questions,
+    *,
+    num_cycles: int | None,
+) -> None:
+    """One run by the protocol of `paceline eval`, every engine in the sandbox."""
+    from paceline.eval import Cycles, add_noise_floor, find_noise_floor, write_result
+    from paceline.records import read_json
+
+    if num_cycles is not None:
+        cycles = Cycles(num_cycles=num_cycles)
+        measure_in_cycles(
+            cycles, arms, target, rules, questions, out=run_dir, open_one=_open_confined
+        )
+    else:
+        with contextlib.ExitStack() as stack:
+            engines = {arm.name: stack.enter_context(_open_confined(arm, run_dir)) for arm in arms}
+            measure_endpoints(engines, arms, target, rules, questions, out=run_dir)
+    result = read_json(run_dir / "result.json")
+    write_result(run_dir, add_noise_floor(result, find_noise_floor(result), rules))
+
+
+@contextlib.contextmanager
+def _open_confined(arm: Arm, run_dir: Path) -> Iterator[Endpoint]:
+    from paceline.serve import open_confined
+
+    say(f"starting {arm.name} ({arm.plan.method}) on vLLM, confined ...")
+    log_path = run_dir / f"engine-{arm.name}.log"
+    with (
+        told_when_full(run_dir),
+        open_confined(arm.plan, log_path=log_path, time_s=_ENGINE_S) as endpoint,
+    ):
+        yield endpoint
 
 
 def _read_hidden(path: str) -> PromptSet:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,6 +131,7 @@ def measure_in_cycles(
     questions: Questions,
     *,
     out: Path,
+    open_one: Callable[[Arm, Path], AbstractContextManager[Endpoint]] = open_arm,
 ) -> None:
     """Measures each block on a server of its own and writes requests.jsonl and result.json."""
     from paceline.eval import measure_cycles
@@ -137,7 +139,7 @@ def measure_in_cycles(
     by_name = {arm.name: arm for arm in arms}
     with progress("measuring") as show:
         measure_cycles(
-            lambda name: open_arm(by_name[name], out),
+            lambda name: open_one(by_name[name], out),
             cycles=cycles,
             with_plain="plain" in by_name,
             on_progress=show,
@@ -339,7 +341,10 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
     assert arm.draft is not None
     say(f"replaying the served steps of {arm.name} through the trainer's own forward ...")
     texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
-    return replay_draft(arm.draft, target, texts, device=arm.plan.device)
+    k = arm.plan.num_speculative_tokens
+    return replay_draft(
+        arm.draft, target, texts, num_speculative_tokens=k, device=arm.plan.device
+    )
 
 
 def _has_weights(arm: Arm) -> bool:

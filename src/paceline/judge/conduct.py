@@ -132,9 +132,12 @@ def compare_orders(
 
 
 def _steps(result: Mapping[str, Any], arm: str) -> dict[str, float]:
-    """Request id -> tau of that request, in the order asked."""
-    entries = result["arms"][arm]["requests"]
-    return {e["id"]: e["delivered"] / e["steps"] for e in entries if e["steps"] and e["delivered"]}
+    """Request id -> tau of that request over all its blocks, in the order first asked."""
+    sums: dict[str, tuple[int, int]] = {}
+    for entry in result["arms"][arm]["requests"]:
+        delivered, steps = sums.get(entry["id"], (0, 0))
+        sums[entry["id"]] = (delivered + entry["delivered"], steps + entry["steps"])
+    return {name: delivered / steps for name, (delivered, steps) in sums.items() if delivered}
 
 
 def _mean_interval(values: np.ndarray[Any, Any], confidence: float) -> tuple[float, float]:

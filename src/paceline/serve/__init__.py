@@ -1,6 +1,7 @@
 """The only room that knows vLLM: plan, child process, counters, memory inspector, HTTP server."""
 
 from paceline.serve.checks import check_plan
+from paceline.serve.confined import open_confined
 from paceline.serve.endpoint import VllmEndpoint, start
 from paceline.serve.install import VLLM_VERSION
 from paceline.serve.plan import Plan, build_plan, describe_plan
@@ -25,6 +26,7 @@ __all__ = [
     "find_isolation",
     "format_command",
     "observe_draft",
+    "open_confined",
     "serve_http",
     "start",
 ]
