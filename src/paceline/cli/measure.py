@@ -341,10 +341,7 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
     assert arm.draft is not None
     say(f"replaying the served steps of {arm.name} through the trainer's own forward ...")
     texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
-    k = arm.plan.num_speculative_tokens
-    return replay_draft(
-        arm.draft, target, texts, num_speculative_tokens=k, device=arm.plan.device
-    )
+    return replay_draft(arm.draft, target, texts, device=arm.plan.device)
 
 
 def _has_weights(arm: Arm) -> bool:
