@@ -2,10 +2,11 @@
 
     python bench/validate_cost.py [--keep]
 
-Promises: shallow at most 1.5 s and 150 MB; deep at most 1.2 times sha256sum and 600 MB. The folder
-is an EAGLE-3 draft with embeddings of its own, real bytes on disk, read once before the clock runs
-(so both readers find it in the page cache), and removed. Prints one JSON object; with --keep it
-also goes to bench/results/validate_cost.json.
+Promises: shallow at most 1.5 s and 150 MB; deep at most 1.2 times sha256sum and 600 MB; a folder
+that means harm (headers of up to 16 MB in several forms) at most 5 s and 150 MB. The large folder
+is an EAGLE-3 draft with embeddings of its own, real bytes on disk, read once before the clock runs (so
+both readers find it in the page cache), and removed. Prints one JSON object; with --keep it also
+goes to bench/results/validate_cost.json.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from paceline.records import build_provenance, write_json
 
 SHALLOW_S, SHALLOW_BYTES = 1.5, 150 * 10**6
 DEEP_SHARE, DEEP_BYTES = 1.2, 600 * 10**6
+HOSTILE_S, HOSTILE_BYTES = 5.0, 150 * 10**6
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -85,6 +87,33 @@ def build_folder(folder: Path) -> None:
             rolled = memoryview(tile[shift:] + tile[:shift])
             while left:
                 left -= file.write(rolled[: min(left, len(tile))])
+    write_rest(folder)
+
+
+def build_hostile(place: Path) -> None:
+    """Headers at the edge of what a reader takes, each in a folder that is sound otherwise."""
+    entry = '"%s%d":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+    headers = {
+        "20,000 tensors with long names": ",".join(
+            entry % ("a" * 240, i, i, i + 1) for i in range(20_000)
+        ),
+        "120,000 tensors": ",".join(entry % ("a", i, i, i + 1) for i in range(120_000)),
+        "one name 80,000 times": ",".join(entry % ("a", 0, 0, 1) for _ in range(80_000)),
+        "2,000 long strings": ",".join(f'"{i}":"{"x" * 8000}"' for i in range(2000)),
+        "490,000 numbers": f'"a":[{"1," * 490_000}1]',
+        "brackets": '"a":' + "[" * (16 * 2**20 - 100),
+    }
+    for number, (name, text) in enumerate(headers.items()):
+        folder = place / f"{number} {name}"
+        folder.mkdir(parents=True)
+        raw = f"{{{text}}}".encode()
+        raw += b" " * (-len(raw) % 8)
+        weights = struct.pack("<Q", len(raw)) + raw + bytes(120_000)
+        (folder / "model.safetensors").write_bytes(weights)
+        write_rest(folder)
+
+
+def write_rest(folder: Path) -> None:
     spec = {"family": "eagle3", "num_speculative_tokens": 3}
     metadata = {"name": "bench", "trained": {"thinking": "none"}}
     for name, value in (
@@ -121,18 +150,25 @@ def main() -> None:
     parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.build:
-        build_folder(options.build)
+        build_folder(options.build / "large")
+        build_hostile(options.build / "hostile")
         return
     paceline = str(Path(sys.executable).with_name("paceline"))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run([sys.executable, __file__, "--build", name])
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "large"
+        folder.mkdir()
+        name = str(folder)
+        run([sys.executable, __file__, "--build", place])
         weights = (folder / "model.safetensors").stat().st_size
         hashing = ["/usr/bin/sha256sum", str(folder / "model.safetensors")]
         run(hashing)  # into the page cache
         shallow = [run([paceline, "validate", name]) for _ in range(5)]
         hashed = [run(hashing) for _ in range(2)]
         deep = [run([paceline, "validate", name, "--deep"]) for _ in range(2)]
+        hostile = {
+            item.name: run([paceline, "validate", str(item), "--deep"])
+            for item in sorted((Path(place) / "hostile").iterdir())
+        }
     best_hash = min(one["seconds"] for one in hashed)
     best_deep = min(one["seconds"] for one in deep)
     shallow_s = statistics.median(one["seconds"] for one in shallow)
@@ -145,8 +181,12 @@ def main() -> None:
             "times_sha256sum": round(best_deep / best_hash, 2),
             "peak_bytes": max(one["peak_bytes"] for one in deep),
         },
+        "hostile": {
+            "slowest_s": max(one["seconds"] for one in hostile.values()),
+            "peak_bytes": max(one["peak_bytes"] for one in hostile.values()),
+        },
         "verdicts": sorted({one["last_line"] for one in (*shallow, *deep)}),
-        "runs": {"shallow": shallow, "sha256sum": hashed, "deep": deep},
+        "runs": {"shallow": shallow, "sha256sum": hashed, "deep": deep, "hostile": hostile},
     }
     figures["within_promise"] = {
         "shallow": shallow_s <= SHALLOW_S and figures["shallow"]["peak_bytes"] <= SHALLOW_BYTES,

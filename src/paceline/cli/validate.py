@@ -51,7 +51,7 @@ def validate(
     from paceline.validate import render_junit, validate_draft
 
     if explain is not None:
-        _explain(explain, alone=not (draft or target or rules or deep or strict or junit))
+        _explain(explain, as_json, alone=not (draft or target or rules or deep or strict or junit))
         return
     if draft is None:
         raise DraftError(
@@ -113,8 +113,8 @@ def _group_by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]
     return list(groups.items())
 
 
-def _explain(rule_id: str, *, alone: bool) -> None:
-    """Prints one row of the rule table, or all of them in short."""
+def _explain(rule_id: str, as_json: bool, *, alone: bool) -> None:
+    """Prints one row of the rule table, or all of them in short; as JSON in full."""
     from paceline.errors import RulesError
     from paceline.validate import RULES, find_rule
 
@@ -122,15 +122,19 @@ def _explain(rule_id: str, *, alone: bool) -> None:
         raise RulesError(
             "--explain checks no draft",
             where="--explain",
-            expected="no other argument or option",
+            expected="no other argument or option but --json",
             fix="Give one or the other.",
         )
+    shown = list(RULES.values()) if rule_id == "all" else [find_rule(rule_id)]
+    if as_json:
+        typer.echo(json.dumps([asdict(rule) for rule in shown], indent=2, ensure_ascii=False))
+        return
     if rule_id != "all":
-        rule = find_rule(rule_id)
+        (rule,) = shown
         print_facts(f"{rule.rule_id}: {rule.summary}", _list_facts(rule))
         return
     last = None
-    for rule in RULES.values():
+    for rule in shown:
         if rule.group != last:
             say(f"{chr(10) if last else ''}{rule.group}")
             last = rule.group

@@ -20,7 +20,7 @@ MAX_FILES = 64
 _MAX_LISTED = 4 * MAX_FILES
 _SMALL_BYTES = 1024 * 1024
 _ALLOWED = re.compile(
-    r"config\.json|spec\.json|metadata\.json|README\.md|LICENSE(\.(md|txt))?|\.gitattributes"
+    r"config\.json|spec\.json|metadata\.json|README\.md|LICEN[CS]E([.\-][\w.\-]*)?|\.gitattributes"
     r"|model\.safetensors|model-\d{5}-of-\d{5}\.safetensors|" + re.escape(INDEX_NAME)
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -44,6 +44,18 @@ def test_all_rules_are_listed_in_groups() -> None:
     assert {rule.group for rule in RULES.values()} <= set(lines)
 
 
+def test_explanations_for_tools() -> None:
+    (row,) = json.loads(run_command("validate", "--explain", "cfg.hidden", "--json").out)
+    assert row["rule_id"] == "cfg.hidden"
+    assert row["needs"] == ["target"]
+    assert len(json.loads(run_command("validate", "--explain", "all", "--json").out)) == len(RULES)
+
+
+def test_a_report_that_cannot_be_written_is_said(bad: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    run_command("validate", bad, "--junit", tmp_path / "file" / "r.xml").require(5, "file")
+
+
 @pytest.mark.parametrize(
     ("word", "near"), [("cfg.rop", "cfg.rope"), ("d2t", "ten.d2t"), ("CFG.ROPE", "cfg.rope")]
 )
@@ -144,7 +156,7 @@ def test_what_was_not_checked_is_named_rule_by_rule(tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "d")
     found = json.loads(run_command("validate", folder, "--json").out)["findings"]
     told = {item["where"]: item["message"] for item in found if item["rule"] == "not.checked"}
-    assert set(told) == {"--target", "--rules", "--deep"}
+    assert set(told) == {"--target", "--rules", "--deep", "--run"}
     for rule in RULES.values():
         for name in (*rule.needs, *rule.partly):
             assert rule.rule_id in told[f"--{name}"]
