@@ -4,9 +4,9 @@
 
 Promises: shallow at most 1.5 s and 150 MB; deep at most 1.2 times sha256sum and 600 MB; a folder
 that means harm (headers of up to 16 MB in several forms) at most 5 s and 150 MB. The large folder
-is an EAGLE-3 draft with embeddings of its own, real bytes on disk, read once before the clock runs (so
-both readers find it in the page cache), and removed. Prints one JSON object; with --keep it also
-goes to bench/results/validate_cost.json.
+is an EAGLE-3 draft with embeddings of its own, real bytes on disk, read once before the clock
+runs (so both readers find it in the page cache), and removed. Prints one JSON object; with --keep
+it also goes to bench/results/validate_cost.json.
 """
 
 from __future__ import annotations
