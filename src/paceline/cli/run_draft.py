@@ -12,9 +12,9 @@ from paceline.errors import PlanError
 if TYPE_CHECKING:
     from paceline.draft import Draft
     from paceline.rules import Rules
-    from paceline.serve import SmokeTest
+    from paceline.serve import Observed, SmokeTest
     from paceline.target import TargetFacts
-    from paceline.validate import Report
+    from paceline.validate import Finding, Report
 
 __all__ = ["add_run"]
 
@@ -28,33 +28,33 @@ _MIN_LONG_TOKENS = 64
 def add_run(
     report: Report,
     folder: Path,
-    *,
     target: TargetFacts | None,
     rules: Rules | None,
+    *,
+    run: bool,
     run_tokens: int | None,
     quiet: bool,
 ) -> Report:
     """The report with the `run.*` findings; a draft that failed already is not started.
 
     run_tokens: length of the long prompt; None is the contest's context, as far as the target has
-    positions. quiet: says nothing on the way. Raises PlanError without a target.
+    positions. quiet: says nothing on the way. Raises PlanError without a target, or for
+    run_tokens without run.
     """
     from paceline.draft import read_draft
     from paceline.rules import read_rules
     from paceline.serve import RunCase, check_observed, observe_draft
     from paceline.validate.report import build_report, finding
+    from paceline.validate.rules import list_unchecked
 
+    if not run:
+        raise PlanError("--run-tokens has no effect without --run", fix="Give --run too.")
     if target is None:
         raise PlanError("--run needs a target", where="--run", fix="Give --target.")
     if report.verdict == "fail":
-        left_out = finding(
-            "not.checked",
-            "",
-            "the draft was not started, because it has errors: run.boot and the other run rules",
-            where="--run",
-            fix="Correct the errors first.",
+        return _with_unreached(
+            report, [], list_unchecked("run")[0], "it has errors", "Correct them first."
         )
-        return build_report([*report.findings, left_out], unchecked=report.unchecked)
     draft = read_draft(folder)
     context_tokens = (rules or read_rules(_DEFAULT_RULES)).limits.context_tokens
     test = _build_test(target, draft, context_tokens, run_tokens)
@@ -85,7 +85,44 @@ def add_run(
         )
         for told in check_observed(case)
     ]
-    return build_report([*report.findings, *found], unchecked=report.unchecked)
+    unreached = _list_unreached(seen)
+    if not unreached:
+        return build_report([*report.findings, *found], unchecked=report.unchecked)
+    return _with_unreached(report, found, unreached, "the run ended early", "See run.boot.")
+
+
+def _list_unreached(seen: Observed) -> tuple[str, ...]:
+    """Rules for which nothing was seen, because the run ended before."""
+    if seen.error is None:
+        return ()
+    reached = {
+        "run.sandbox": seen.isolation,
+        "run.boot": seen.error,
+        "run.method": seen.facts,
+        "run.loaded": seen.memory,
+        "run.mem": seen.memory,
+        "run.finite": seen.logits,
+        "run.coverage": seen.long_answer,
+        "run.zero": seen.answers or None,
+    }
+    return tuple(rule for rule, value in reached.items() if value is None)
+
+
+def _with_unreached(
+    report: Report, found: list[Finding], rules: tuple[str, ...], why: str, fix: str
+) -> Report:
+    from paceline.validate.report import build_report, finding
+
+    told = finding(
+        "not.checked",
+        "",
+        f"not looked at, because {why}: {', '.join(rules)}",
+        where="--run",
+        expected="all rules",
+        fix=fix,
+    )
+    unchecked = (*report.unchecked, *rules)
+    return build_report([*report.findings, *found, told], unchecked=unchecked)
 
 
 def _build_test(

@@ -29,6 +29,13 @@ def validate(
         str | None, typer.Option("--rules", help="Contest rules to check against, e.g. emc2-2027.")
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read every tensor's values too.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Start it on vLLM in a sandbox, and look at it.")
+    ] = False,
+    run_tokens: Annotated[
+        int | None,
+        typer.Option("--run-tokens", help="Its long prompt; else the contest's context."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings exit with 1.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     junit: Annotated[
@@ -51,7 +58,11 @@ def validate(
     from paceline.validate import render_junit, validate_draft
 
     if explain is not None:
-        _explain(explain, as_json, alone=not (draft or target or rules or deep or strict or junit))
+        _explain(
+            explain,
+            as_json,
+            alone=not (draft or target or rules or deep or run or strict or junit),
+        )
         return
     if draft is None:
         raise DraftError(
@@ -62,7 +73,14 @@ def validate(
         )
     facts = read_target(target) if target else None
     contest = read_rules(rules) if rules else None
-    report = validate_draft(resolve_draft(draft), target=facts, rules=contest, deep=deep)
+    folder = resolve_draft(draft)
+    report = validate_draft(folder, target=facts, rules=contest, deep=deep, run=run)
+    if run or run_tokens is not None:
+        from paceline.cli.run_draft import add_run
+
+        report = add_run(
+            report, folder, facts, contest, run=run, run_tokens=run_tokens, quiet=as_json
+        )
     if junit is not None:
         write_text(junit, render_junit(report, name=draft, strict=strict))
     if as_json:

@@ -52,6 +52,7 @@ def validate_draft(
     limits: Limits | None = None,
     rules: Rules | None = None,
     deep: bool = False,
+    run: bool = False,
 ) -> Report:
     """Checks one draft folder and says everything that is wrong with it.
 
@@ -59,6 +60,7 @@ def validate_draft(
     rules: of a contest; without them sizes are compared to emc2-2027's and only warned about.
     limits: of a contest, where its other rules are not at hand.
     deep: reads all values too, and needs sound headers.
+    run: whether the caller goes on to start the draft, which this room cannot.
     Raises DraftError only when there is no folder; never on what the folder holds.
     """
     path = Path(draft_path)
@@ -72,11 +74,12 @@ def validate_draft(
                 ("target", case.target is not None),
                 ("rules", case.is_contest),
                 ("deep", deep),
+                ("run", run),
             )
             if not is_given
         ]
         unchecked = {rule_id for name in missing for rule_id in list_unchecked(name)[0]}
-        return build_report(_run(case, deep), unchecked=sorted(unchecked))
+        return build_report(_run(case, deep, run), unchecked=sorted(unchecked))
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
 
@@ -113,7 +116,7 @@ def _default_limits() -> Limits:
     return read_rules(_DEFAULT_RULES).limits
 
 
-def _run(case: Case, deep: bool) -> Iterator[Finding]:
+def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     names = case.scan.names
     if "tokenizer.json" in names and "spec.json" not in names:
         layers = case.config.get("num_hidden_layers")
@@ -162,7 +165,7 @@ def _run(case: Case, deep: bool) -> Iterator[Finding]:
         yield from check_load(case)
     if deep and has_weights:
         yield from _check_deep(case)
-    yield from _tell_unchecked(case, has_weights, deep)
+    yield from _tell_unchecked(case, has_weights, deep, run)
 
 
 def _check_present(case: Case, has_weights: bool) -> Iterator[Finding]:
@@ -234,7 +237,7 @@ def _check_deep(case: Case) -> Iterator[Finding]:
     yield from check_values(case)
 
 
-def _tell_unchecked(case: Case, has_weights: bool, deep: bool) -> Iterator[Finding]:
+def _tell_unchecked(case: Case, has_weights: bool, deep: bool, run: bool) -> Iterator[Finding]:
     """Names every rule that was not checked for want of an input, or not in full."""
     if case.target is None and has_weights:
         yield finding(
@@ -263,6 +266,15 @@ def _tell_unchecked(case: Case, has_weights: bool, deep: bool) -> Iterator[Findi
             where="--deep",
             expected="all rules",
             fix="Give --deep.",
+        )
+    if not run:
+        yield finding(
+            "not.checked",
+            "",
+            f"the draft was not started: {_name_rules('run')}",
+            where="--run",
+            expected="all rules",
+            fix="Give --run, with vLLM installed.",
         )
 
 
