@@ -136,6 +136,7 @@ def test_arrays_agree_with_counters_then_death_is_told(
                 num_output_tokens=len(answer.output_ids), accepted=answer.per_step_accepted
             )
             assert steps == len(answer.chunk_tokens) - 1
+            assert set(answer.per_step_drafted) == {3}
         assert total is not None
         assert total.num_accepted > 0
         assert after.num_drafts - before.num_drafts == total.num_steps
