@@ -1,7 +1,9 @@
 """Child process: loads draft folders with vLLM's own loader on the CPU, without an engine.
 
-asked.json: [{target, draft, settings, weights}]; answers.json: for each, the error of the folder as
-it is and of each weights file in its place; null where vLLM loaded it without complaint.
+asked.json: [{target, draft, settings, weights, configs}]; answers.json: for each, {"weights": the
+error of the folder as it is and of each weights file in its place, "configs": that of each
+config.json in its place}; null where vLLM loaded the same model without complaint, "another" where
+what it built differs from the folder as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from vllm.config.utils import replace
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 
 
 def build_config(case: dict[str, Any]) -> Any:
@@ -35,39 +38,69 @@ def build_config(case: dict[str, Any]) -> Any:
     ).create_engine_config()
 
 
-def load(config: Any, method: str) -> None:
+def load(config: Any, method: str) -> torch.nn.Module:
     """As the proposer of the method loads its model."""
     config.compilation_config.static_forward_context.clear()
     draft = config.speculative_config.draft_model_config
     if method == "draft_model":
         config = replace(config, quant_config=None, model_config=draft)
     with set_current_vllm_config(config):
-        get_model(vllm_config=config, model_config=draft)
+        return get_model(vllm_config=config, model_config=draft)
 
 
-def answer(case: dict[str, Any]) -> list[str | None]:
-    files = [None, *case["weights"]]
-    place = Path(case["draft"]) / "model.safetensors"
-    try:
-        config = build_config(case)
-    except Exception as error:
-        return [f"{type(error).__name__}: {str(error)[:300]}"] * len(files)
+def describe(config: Any, model: torch.nn.Module) -> str:
+    """Everything scalar about what was built: shapes, sizes, epsilons, rotary bases, branches."""
+    spec = config.speculative_config
+    facts: list[Any] = [
+        spec.method,
+        spec.num_speculative_tokens,
+        get_eagle3_aux_layers_from_config(spec),
+        [(name, list(value.shape)) for name, value in model.named_parameters()],
+    ]
+    hf_config = spec.draft_model_config.hf_config
+    facts.append(getattr(hf_config, "dflash_config", None))
+    facts += [getattr(hf_config, key, None) for key in ("mask_token_id", "pard_token")]
+    for name, module in model.named_modules():
+        for key, value in sorted(vars(module).items()):
+            if isinstance(value, (bool, int, float, str)):
+                facts.append([name, key, value])
+            elif callable(value) and hasattr(value, "__name__"):
+                facts.append([name, key, value.__name__])
+    return json.dumps(facts, default=str)
+
+
+def answer(case: dict[str, Any]) -> dict[str, list[str | None]]:
+    place = Path(case["draft"])
+    sound = {name: place / name for name in ("model.safetensors", "config.json")}
+    kept = {name: path.read_bytes() for name, path in sound.items() if path.is_file()}
+    built: list[str] = []
+
+    def attempt() -> str | None:
+        try:
+            config = build_config(case)
+            join(config)
+            found = describe(config, load(config, case["settings"]["method"]))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:300]}"
+        built.append(found)
+        return None if found == built[0] else "another"
+
+    errors = {"weights": [attempt()], "configs": []}
+    for kind, name in (("weights", "model.safetensors"), ("configs", "config.json")):
+        for file in case[kind]:
+            shutil.copyfile(file, sound[name])
+            errors[kind].append(attempt())
+        if name in kept:
+            sound[name].write_bytes(kept[name])
+    return errors
+
+
+def join(config: Any) -> None:
     if not torch.distributed.is_initialized():
         with set_current_vllm_config(config):
             meeting = f"file://{sys.argv[2]}.rendezvous"
             init_distributed_environment(1, 0, meeting, 0, "gloo")
             initialize_model_parallel(1, 1)
-    errors: list[str | None] = []
-    for file in files:
-        if file is not None:
-            shutil.copyfile(file, place)
-        try:
-            load(config, case["settings"]["method"])
-        except Exception as error:
-            errors.append(f"{type(error).__name__}: {str(error)[:300]}")
-        else:
-            errors.append(None)
-    return errors
 
 
 def main() -> None:

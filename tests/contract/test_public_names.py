@@ -47,6 +47,7 @@ NAMES: dict[str, list[str]] = {
         "drafts_in_parallel",
         "find_variant",
         "has_kind",
+        "import_draft",
         "list_bundled",
         "read_aux_layer_ids",
         "read_bytes",
@@ -139,6 +140,7 @@ NAMES: dict[str, list[str]] = {
     ],
     "report": [
         "build_page",
+        "list_ranked",
         "print_report",
         "read_submissions",
         "render_comparison",

@@ -17,7 +17,9 @@ from paceline.draft.eagle3 import (
 )
 from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
+from paceline.draft.interchange import import_draft
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
+from paceline.draft.native import NATIVE, read_native_draft
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
 from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
@@ -27,6 +29,7 @@ from paceline.draft.write import write_draft
 __all__ = [
     "FAMILIES",
     "INDEX_NAME",
+    "NATIVE",
     "SPEC_KEYS",
     "Contract",
     "Draft",
@@ -44,6 +47,7 @@ __all__ = [
     "drafts_in_parallel",
     "find_variant",
     "has_kind",
+    "import_draft",
     "list_bundled",
     "read_aux_layer_ids",
     "read_bytes",
@@ -52,6 +56,7 @@ __all__ = [
     "read_eagle3_sizes",
     "read_mask_token_id",
     "read_mtp_sizes",
+    "read_native_draft",
     "resolve_draft",
     "scan_folder",
     "stitch_target",

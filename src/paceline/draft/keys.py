@@ -15,6 +15,7 @@ __all__ = [
     "EAGLE3_KEYS",
     "EAGLE3_QWEN3_KEYS",
     "EAGLE_CONFIG",
+    "LEFTOVERS",
     "MEDUSA_KEYS",
     "MTP_KEYS",
 ]
@@ -37,7 +38,7 @@ _INERT: dict[str, Key] = {
 # Left in config.json by exporters; transformers' base class reads them, a served draft does not.
 _OF_FORWARD = "it is for transformers' own forward pass, which vLLM does not run"
 _OF_SAMPLING = "how to sample is the request's, never the draft's"
-_LEFTOVERS: dict[str, Key] = {
+LEFTOVERS: dict[str, Key] = {
     "_name_or_path": _TEXT,
     "tokenizer_class": _TEXT,
     "id2label": Key(kind="object"),
@@ -76,7 +77,7 @@ _BASE: dict[str, Key] = {
     "hidden_size": _SIZE,
     "vocab_size": _SIZE,
     **_INERT,
-    **_LEFTOVERS,
+    **LEFTOVERS,
 }
 # One decoder layer of the Llama kind.
 _DECODER: dict[str, Key] = {

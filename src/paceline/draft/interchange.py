@@ -1,0 +1,244 @@
+"""Drafts of other tools: the speculators envelope and z-lab's DFlash folders, made ours.
+
+Source of the facts: vllm/transformers_utils/configs/speculators/algos.py of 0.31.0, which maps the
+same envelopes while it loads; and the published folders. Weights are copied byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.draft.contracts import build_contract
+from paceline.draft.folder import FolderScan, scan_folder
+from paceline.draft.keys import LEFTOVERS
+from paceline.draft.read import Draft, read_draft
+from paceline.draft.table import FAMILIES
+from paceline.errors import DraftError
+from paceline.problems import require_none, show_value
+from paceline.records import atomic_folder, write_json
+from paceline.safetensors_header import TensorInfo
+
+__all__ = ["import_draft"]
+
+_CHUNK = 2**22
+_DEFAULT_K = 3
+# Tensors that a trainer keeps for itself: the target's own layers, which no engine reads here.
+_TRAINERS_OWN = ("verifier_", "lm_head_full.", "target_model.")
+
+
+def import_draft(
+    source: str | Path,
+    out_dir: str | Path,
+    *,
+    num_speculative_tokens: int | None = None,
+    name: str | None = None,
+) -> Draft:
+    """Reads a draft of speculators (eagle3, peagle, dflash) or a plain EAGLE-3 or DFlash folder.
+
+    Writes config.json in the words of the table, spec.json, metadata.json and the weights, each
+    tensor bit for bit. Settings and tensors that vLLM would not read are left out and named in
+    metadata.json (`trained.imported`). num_speculative_tokens: None for the folder's own.
+    Raises DraftError for a folder that is none of these or does not hold what it says.
+    """
+    source, out_dir = Path(source), Path(out_dir)
+    if not source.is_dir():
+        raise DraftError("there is no such folder", where=str(source), expected="a draft folder")
+    scan = scan_folder(source)
+    require_none(
+        [problem for problem in scan.problems if problem.file != "spec.json"],
+        DraftError,
+        folder=str(source),
+    )
+    if scan.config is None or not scan.headers:
+        raise DraftError(
+            "there is no config.json with weights",
+            where=str(source),
+            expected="config.json and *.safetensors",
+        )
+    form, family, config, own_k = _convert(scan.config, source)
+    kept = {key: value for key, value in config.items() if key in _keys_of(family, config)}
+    k = num_speculative_tokens or own_k or _DEFAULT_K
+    tensors, dropped = _select(scan, family, kept)
+    trained = {
+        "imported": {
+            "format": form,
+            "dropped_keys": sorted(set(config) - set(kept)),
+            "dropped_tensors": dropped,
+        }
+    }
+    with atomic_folder(out_dir) as folder:
+        write_json(folder / "config.json", kept)
+        write_json(folder / "spec.json", {"family": family, "num_speculative_tokens": k})
+        write_json(folder / "metadata.json", {"name": name or source.name, "trained": trained})
+        with (folder / "model.safetensors").open("wb") as file:
+            _copy_tensors(file, source, tensors)
+        read_draft(folder)
+    return read_draft(out_dir)
+
+
+def _keys_of(family: str, config: Mapping[str, Any]) -> set[str]:
+    architectures = config.get("architectures") or [""]
+    for variant in FAMILIES[family].variants:
+        if architectures[0] in variant.architectures:
+            return set(variant.keys) - set(LEFTOVERS)
+    raise DraftError(
+        f"architecture {show_value(architectures[0])} cannot be read as family {family}",
+        where="config.json: architectures",
+        expected=", ".join(n for v in FAMILIES[family].variants for n in v.architectures),
+    )
+
+
+def _convert(
+    config: Mapping[str, Any], source: Path
+) -> tuple[str, str, dict[str, Any], int | None]:
+    """(format, family, plain config, K of the folder)."""
+    kind = config.get("speculators_model_type")
+    if kind is not None or "speculators_config" in config:
+        if kind not in _FROM_SPECULATORS:
+            raise DraftError(
+                f"speculators' type {show_value(kind)} cannot be read",
+                where=f"{source}/config.json: speculators_model_type",
+                expected=", ".join(_FROM_SPECULATORS),
+            )
+        layer = config.get("transformer_layer_config")
+        if not isinstance(layer, dict):
+            raise DraftError(
+                "the envelope holds no layer",
+                where=f"{source}/config.json: transformer_layer_config",
+                expected="an object",
+            )
+        family, plain = _FROM_SPECULATORS[str(kind)](config, dict(layer))
+        plain = {key: value for key, value in plain.items() if value is not None}
+        return f"speculators {kind}", family, plain, _read_k(config)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    plain = {key: value for key, value in config.items() if value is not None}
+    if name == "DFlashDraftModel" or "dflash_config" in config:
+        block = config.get("block_size")
+        k = block - 1 if isinstance(block, int) and block > 1 else None
+        return "dflash", "dflash", {**plain, "architectures": ["DFlashDraftModel"]}, k
+    if any(name in variant.architectures for variant in FAMILIES["eagle3"].variants):
+        return "eagle3", "eagle3", plain, None
+    raise DraftError(
+        f"architecture {show_value(name)} is no draft that can be imported",
+        where=f"{source}/config.json",
+        expected="a speculators envelope, a DFlash folder or an EAGLE-3 folder",
+        fix="A folder with spec.json is read as it is; a whole model is a draft_model.",
+    )
+
+
+def _read_k(config: Mapping[str, Any]) -> int | None:
+    try:
+        k = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
+
+
+def _require(config: Mapping[str, Any], key: str) -> Any:
+    if config.get(key) is None:
+        raise DraftError(
+            f"'{key}' is missing, and vLLM stops without it", where=f"config.json: {key}"
+        )
+    return config[key]
+
+
+def _from_eagle3(
+    config: Mapping[str, Any], layer: dict[str, Any], *, norm_before_residual: bool = True
+) -> tuple[str, dict[str, Any]]:
+    """As vLLM's update_eagle3: norm_before_residual defaults to true here, and only here."""
+    is_qwen3 = layer.get("model_type") == "qwen3"
+    for key in ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
+        layer[key] = config.get(key)
+    layer["norm_before_residual"] = config.get("norm_before_residual", norm_before_residual)
+    for key in ("norm_before_fc", "fc_norm", "norm_output"):
+        layer[key] = config.get(key, False)
+    ids = layer["eagle_aux_hidden_state_layer_ids"]
+    if isinstance(ids, list) and ids:
+        layer["num_aux_hidden_states"] = len(ids)
+    layer.setdefault("model_type", "llama")
+    layer["architectures"] = ["Eagle3Qwen3ForCausalLM" if is_qwen3 else "Eagle3LlamaForCausalLM"]
+    layer["tie_word_embeddings"] = False
+    layer.setdefault("dtype", config.get("dtype") or config.get("torch_dtype"))
+    return "eagle3", layer
+
+
+def _from_peagle(config: Mapping[str, Any], layer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    family, plain = _from_eagle3(config, layer, norm_before_residual=False)
+    plain["mask_token_id"] = _require(config, "mask_token_id")
+    return family, plain
+
+
+def _from_dflash(config: Mapping[str, Any], layer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Its layer ids are EAGLE-3's, one above DFlash's own."""
+    ids = _require(config, "aux_hidden_state_layer_ids")
+    layer |= {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        "target_hidden_size": config.get("target_hidden_size"),
+        "block_size": config.get("block_size"),
+        "eagle_aux_hidden_state_layer_ids": ids,
+        "tie_word_embeddings": False,
+        "dflash_config": {
+            "mask_token_id": _require(config, "mask_token_id"),
+            "target_layer_ids": [i - 1 for i in ids],
+            "causal": not config.get("sliding_window_non_causal", True),
+        },
+    }
+    layer.setdefault("dtype", config.get("dtype") or config.get("torch_dtype"))
+    return "dflash", layer
+
+
+_FROM_SPECULATORS: dict[
+    str, Callable[[Mapping[str, Any], dict[str, Any]], tuple[str, dict[str, Any]]]
+] = {"eagle3": _from_eagle3, "peagle": _from_peagle, "dflash": _from_dflash}
+
+
+def _select(
+    scan: FolderScan, family: str, config: Mapping[str, Any]
+) -> tuple[list[tuple[str, TensorInfo]], list[str]]:
+    """(file, tensor) to copy, and the names left out. An unknown tensor stays, to be refused."""
+    rules = build_contract(family, config)
+    kept, dropped = [], []
+    for file, header in scan.headers.items():
+        for tensor in header.tensors.values():
+            rule = rules.tensors.get(rules.canonical(tensor.name))
+            is_unread = tensor.name.startswith(_TRAINERS_OWN) or (rule and rule.unread)
+            if is_unread:
+                dropped.append(tensor.name)
+            else:
+                kept.append((file, tensor))
+    return kept, sorted(dropped)
+
+
+def _copy_tensors(file: BinaryIO, source: Path, tensors: list[tuple[str, TensorInfo]]) -> None:
+    """One safetensors file of the chosen tensors; wide elements first, so that all are aligned."""
+    wide = {"I64": 0, "F64": 0, "F32": 1, "I32": 1}
+    ordered = sorted(tensors, key=lambda item: (wide.get(item[1].dtype, 2), item[1].name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for _, tensor in ordered:
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + tensor.num_bytes],
+        }
+        place += tensor.num_bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name, tensor in ordered:
+        with (source / name).open("rb") as origin:
+            origin.seek(tensor.start)
+            left = tensor.num_bytes
+            while left:
+                chunk = origin.read(min(left, _CHUNK))
+                if not chunk:
+                    raise DraftError("the file ended while it was copied", where=f"{source}/{name}")
+                file.write(chunk)
+                left -= len(chunk)
