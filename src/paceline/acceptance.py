@@ -13,6 +13,7 @@ from paceline.errors import ResultError
 __all__ = [
     "Acceptance",
     "accept_greedy",
+    "bench_tau",
     "build_acceptance",
     "conditional_acceptance",
     "count_decode_steps",
@@ -106,6 +107,21 @@ def count_decode_steps(*, num_output_tokens: int, accepted: Sequence[int]) -> in
     """
     delivered = num_output_tokens - 1
     return len(accepted) + max(0, delivered - sum(took + 1 for took in accepted))
+
+
+def bench_tau(output_lens: Sequence[int], chunk_gaps: Sequence[Sequence[float]]) -> float | None:
+    """tau of one category from `vllm bench serve --save-detailed` ("output_lens" and "itls").
+
+    That tool's acceptance length knows drafting steps only and counts tokens past a stop. At one
+    request at a time and a stream interval of 1 every chunk after the first is one decode step,
+    with or without a draft, so its own lists hold what is missing: (tokens - 1) / gaps, summed.
+    """
+    if len(output_lens) != len(chunk_gaps):
+        raise ResultError(
+            f"{len(output_lens)} output_lens but {len(chunk_gaps)} itls", expected="one a request"
+        )
+    steps = sum(len(gaps) for gaps in chunk_gaps)
+    return sum(length - 1 for length in output_lens) / steps if steps else None
 
 
 def accept_greedy(draft: Sequence[int], target: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted import Script, ScriptedEndpoint, build_facts, build_request, play
 
+from paceline.acceptance import bench_tau
 from paceline.endpoint import Answer, Counters
 from paceline.errors import ResultError
 from paceline.eval.acceptance import (
@@ -187,3 +188,11 @@ def test_transcripts_and_counters_agree() -> None:
     # the documented correction: undo the two tokens cut by the stop, add the step without a draft
     drafting, accepted, cut, no_draft = own.num_steps, own.num_accepted, 2, 1
     assert tau.value == (drafting + accepted - cut + no_draft) / (drafting + no_draft)
+
+
+def test_tau_from_the_lists_of_vllm_bench_serve() -> None:
+    # two answers of 5 and 4 tokens in 2 and 3 chunks after the first
+    assert bench_tau([5, 4], [[0.01, 0.01], [0.01] * 3]) == 7 / 5
+    assert bench_tau([1], [[]]) is None
+    with pytest.raises(ResultError, match="1 output_lens but 2 itls"):
+        bench_tau([5], [[0.1], [0.1]])
