@@ -83,7 +83,10 @@ def _is_header_length(name: str, start: bytes) -> bool:
 
 
 def _ends_as_zip(handle: int, size: int) -> bool:
-    """An end record whose directory is where it says; four bytes of weights alone are chance."""
+    """An end record whose directory is where it says; four bytes of weights alone are chance.
+
+    Readers of zip archives put up with bytes behind the record, so this does too.
+    """
     begin = max(0, size - _END)
     tail = os.pread(handle, _END, begin)
     at = tail.rfind(b"PK\x05\x06")
@@ -92,9 +95,9 @@ def _ends_as_zip(handle: int, size: int) -> bool:
         if tail[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
             return True  # the locator of a larger end record
         if len(record) == 22:
-            entries, length, comment = struct.unpack("<10xHI4xH", record)
+            entries, length = struct.unpack("<10xHI6x", record)
             directory = begin + at - length
-            is_end = at + 22 + comment == len(tail) and entries > 0 and directory >= 0
+            is_end = entries > 0 and directory >= 0
             if is_end and os.pread(handle, 4, directory) == b"PK\x01\x02":
                 return True
         at = tail.rfind(b"PK\x05\x06", 0, at)

@@ -50,6 +50,7 @@ HARMFUL: dict[str, bytes] = {
     **{f"pickled list {n}": pickle.dumps([1, 2], protocol=n) for n in range(6)},
     "zip": make_zip(),
     "zip behind prose": b"# My draft\n" * 50 + make_zip(b"a comment"),
+    "zip between prose": b"# My draft\n" * 50 + make_zip() + b"\nThe end.\n" * 200,
     "tar": make_tar(),
     "numpy": make_numpy(),
     "gzip": gzip.compress(b"x"),
