@@ -21,7 +21,7 @@ from builders import (
     write_safetensors,
 )
 
-__all__ = ["BAD_FOLDERS", "raw_header"]
+__all__ = ["BAD_FOLDERS", "build_packed", "raw_header"]
 
 
 def raw_header(folder: Path, entries: object, data: bytes = b"", **more: bytes) -> Path:
@@ -225,7 +225,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "ten.norm": changed_tensors(norm__weight=half(16, value=2000.0)),
     "ten.copy": copy_of_target,
     "ten.start": lambda folder: copy_of_target(folder, noise=1.0),
-    "ten.scale": lambda folder: _packed(folder, scale=0.0),
+    "ten.scale": lambda folder: build_packed(folder, scale=0.0),
     "ten.dupcontent": changed_tensors(
         midlayer__mlp__gate_proj__weight=random_bf16(32, 16, seed=3),
         midlayer__mlp__up_proj__weight=random_bf16(32, 16, seed=3),
@@ -237,8 +237,8 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "cfg.mtp_div": lambda folder: _mtp(folder, k=3, layers=2),
     "cfg.medusa": lambda folder: _medusa(folder, k=4),
     "q.regex": changed_config(quantization_config={"ignore": ["re:(a+)+$"]}),
-    "q.group": lambda folder: _packed(folder, group_size=10),
-    "q.fused": lambda folder: _packed(folder, plain="k_proj"),
+    "q.group": lambda folder: build_packed(folder, group_size=10),
+    "q.fused": lambda folder: build_packed(folder, plain="k_proj"),
     "fs.path": lambda folder: _medusa(folder / "dflash-vs-medusa" / "d", k=3),
     "q.target": lambda folder: _mtp(folder, k=3, layers=1),  # of a quantized target
     "q.nokv": changed_config(quantization_config={"kv_cache_scheme": {"num_bits": 8}}),
@@ -284,7 +284,7 @@ def _medusa(folder: Path, *, k: int, kept: list[int] | None = None, **more: obje
     return folder
 
 
-def _packed(folder: Path, *, group_size: int = 8, plain: str = "", scale: float = 1.0) -> Path:
+def build_packed(folder: Path, *, group_size: int = 8, plain: str = "", scale: float = 1.0) -> Path:
     """Every projection stored as packed int4, but the one named `plain`."""
     groups = {"0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": group_size}}}
     settings = {

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bad_folders import build_packed
 from builders import build_draft, build_target_facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,3 +118,20 @@ def test_a_hostile_list_of_patterns_costs_no_time(tmp_path: Path) -> None:
     began = time.monotonic()
     assert "q.regex" in fused_rules(folder)
     assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    ("group_size", "plain", "rules"),
+    [
+        (8, "", {"q.method"}),  # divides 16 and 32
+        (16, "", {"q.method"}),
+        (32, "", {"q.method", "q.group"}),  # not the 16 inputs of o, gate and up
+        (10, "", {"q.method", "q.group"}),
+        (-1, "", {"q.method"}),  # whole rows
+        (8, "up_proj", {"q.method", "q.fused"}),
+        (8, "down_proj", {"q.method"}),  # fused with nothing
+    ],
+)
+def test_packed_tensors(group_size: int, plain: str, rules: set[str], tmp_path: Path) -> None:
+    folder = build_packed(tmp_path / "d", group_size=group_size, plain=plain)
+    assert fused_rules(folder) == rules
