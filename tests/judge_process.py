@@ -30,6 +30,7 @@ from scripted import (  # noqa: E402
     build_request,
     build_rules,
 )
+from scripted import build_draft as build_baseline  # noqa: E402
 
 from paceline.endpoint import Answer, Request  # noqa: E402
 from paceline.eval import EvalPrompt, measure_run  # noqa: E402
@@ -88,7 +89,7 @@ def measure(task: Task) -> None:
         plain=open_arm("none", dict.fromkeys(names, PLAIN), None),
         baseline=open_arm("eagle3", dict.fromkeys(names, SLOW), 900),
         candidate=open_arm("eagle3", dict.fromkeys(names, script), 600),
-        drafts={"baseline": draft, "candidate": draft},
+        drafts={"baseline": build_baseline("base"), "candidate": draft},
         prompts=[
             EvalPrompt(category=name.split("-")[0], request=build_request(name)) for name in names
         ],

@@ -61,7 +61,20 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Interval",
-        "From resampling the prompts inside each category, with candidate and baseline kept "
-        "paired. Draft memory is counted, not sampled, so it has none.",
+        "From the spread over prompts inside each category and over blocks, candidate and baseline "
+        "paired: Student's for time, a studentised bootstrap for acceptance and score, because "
+        "plain percentiles hold the truth too rarely for few prompts. Draft memory is counted, not "
+        "sampled, so it has none.",
+    ),
+    (
+        "Noise floor",
+        "What one draft differs from itself by on this machine, on servers of its own and under "
+        "the same protocol. Differences up to it are ties.",
+    ),
+    (
+        "Withheld",
+        "An arm whose texts fail the fidelity gate (real forks, loops, unlikely, shorter, longer or "
+        "less varied text than the target's own) has no score, however fast it is: a corrupted "
+        "state is easy to draft for.",
     ),
 )

@@ -12,7 +12,7 @@ from paceline.report.fields import pick, pick_dict, pick_list, pick_number
 from paceline.report.formats import clean_text
 from paceline.report.leaderboard_read import Submitted
 
-__all__ = ["Field", "Row", "describe_field", "rank_entries"]
+__all__ = ["Field", "Row", "describe_field", "list_ranked", "rank_entries", "read_noise"]
 
 STATES = ("ranked", "unranked", "refused", "failed", "superseded")
 
@@ -50,13 +50,18 @@ class Field:
 
 
 def rank_entries(
-    entries: Sequence[Submitted], *, rules_sha256: str, noise: float | None = None
+    entries: Sequence[Submitted],
+    *,
+    rules_sha256: str,
+    noise: float | None = None,
+    places: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Ranked entries by score, then the others by state. noise: points below which two are tied.
 
-    Two entries are tied when their intervals overlap or their scores differ by less than the noise
-    floor. An entry without an interval stands for its score alone. Raises ResultError for a result
-    that was measured under other rules: its score is another quantity.
+    places: identity -> best and worst place, from differences that are paired by prompt. Without
+    it, two entries are tied when their intervals overlap or their scores differ by less than the
+    noise floor; an entry without an interval stands for its score alone. Raises ResultError for a
+    result that was measured under other rules: its score is another quantity.
     """
     rows = [_read_row(entry, rules_sha256) for entry in entries]
     ranked = sorted(
@@ -67,7 +72,13 @@ def rank_entries(
         (row for row in rows if row.state != "ranked"),
         key=lambda row: (STATES.index(row.state), -(row.score or 0.0), row.entry.name),
     )
-    return [*(_place(row, ranked, noise or 0.0) for row in ranked), *rest]
+    return [*(_place(row, ranked, noise or 0.0, places) for row in ranked), *rest]
+
+
+def list_ranked(entries: Sequence[Submitted], *, rules_sha256: str) -> list[Submitted]:
+    """The entries that will have a place, to be compared before they are ranked."""
+    rows = (_read_row(entry, rules_sha256) for entry in entries)
+    return [row.entry for row in rows if row.state == "ranked"]
 
 
 def _read_row(entry: Submitted, rules_sha256: str) -> Row:
@@ -107,9 +118,17 @@ def _read_row(entry: Submitted, rules_sha256: str) -> Row:
     )
 
 
-def _place(row: Row, ranked: Sequence[Row], noise: float) -> Row:
-    better = sum(1 for other in ranked if _is_better(other, row, noise))
-    worse = sum(1 for other in ranked if _is_better(row, other, noise))
+def _place(
+    row: Row,
+    ranked: Sequence[Row],
+    noise: float,
+    places: Mapping[str, tuple[int, int]] | None,
+) -> Row:
+    if places is not None:
+        best, worst = places[row.entry.identity]
+    else:
+        best = 1 + sum(1 for other in ranked if _is_better(other, row, noise))
+        worst = len(ranked) - sum(1 for other in ranked if _is_better(row, other, noise))
     return Row(
         entry=row.entry,
         state=row.state,
@@ -117,9 +136,9 @@ def _place(row: Row, ranked: Sequence[Row], noise: float) -> Row:
         score=row.score,
         low=row.low,
         high=row.high,
-        rank=1 + better,
-        rank_worst=len(ranked) - worse,
-        is_tied=len(ranked) - worse > 1 + better,
+        rank=best,
+        rank_worst=worst,
+        is_tied=worst > best,
     )
 
 

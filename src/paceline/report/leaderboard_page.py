@@ -42,12 +42,16 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_leaderboard(
-    entries: Sequence[Submitted], rules: Mapping[str, Any], out: str | Path
+    entries: Sequence[Submitted],
+    rules: Mapping[str, Any],
+    out: str | Path,
+    *,
+    places: Mapping[str, tuple[int, int]] | None = None,
 ) -> list[Row]:
     """Writes the whole site, or nothing; an earlier one is replaced. Returns the ranked rows.
 
-    rules: a contest's rules as plain data (`dataclasses.asdict`). Raises ResultError for results of
-    other rules and for a folder that holds something else.
+    rules: a contest's rules as plain data (`dataclasses.asdict`). places: see `rank_entries`.
+    Raises ResultError for results of other rules and for a folder that holds something else.
     """
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (out / RECORD_NAME).exists():
@@ -59,7 +63,7 @@ def write_leaderboard(
     rows = rank_entries(entries, rules_sha256=str(rules["sha256"]), noise=read_noise(entries))
     folders = name_folders(rows)
     with atomic_folder(out, replace=True) as site:
-        for name, page in build_leaderboard(rows, rules).items():
+        for name, page in build_leaderboard(rows, rules, is_paired=places is not None).items():
             write_text(site / name, page)
         for row in rows:
             if row.entry.result is not None:
@@ -75,8 +79,10 @@ def _read_requests(entry: Submitted) -> list[dict[str, Any]]:
     return read_jsonl(path) if path is not None and path.exists() else []
 
 
-def build_leaderboard(rows: Sequence[Row], rules: Mapping[str, Any]) -> dict[str, str]:
-    """File name -> page. The same rows give the same bytes."""
+def build_leaderboard(
+    rows: Sequence[Row], rules: Mapping[str, Any], *, is_paired: bool
+) -> dict[str, str]:
+    """File name -> page. The same rows give the same bytes. is_paired: how ties were found."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -117,6 +123,7 @@ def build_leaderboard(rows: Sequence[Row], rules: Mapping[str, Any]) -> dict[str
             policy=f"script-src 'sha256-{_hash(script)}'",
             script=Markup(script),
             rows=build_rows(rows, folders),
+            is_paired=is_paired,
             glance=build_glance(describe_field(rows), rows, noise),
             families=sorted({row.entry.family for row in rows}),
             categories=build_categories(rows, folders),

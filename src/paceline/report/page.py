@@ -58,6 +58,7 @@ from paceline.report.tables import (
     read_shares,
 )
 from paceline.report.times import pair_times, read_times
+from paceline.report.trust_view import build_slices_table, describe_protocol, list_trust_lines
 
 __all__ = ["build_page", "write_report"]
 
@@ -108,7 +109,9 @@ def build_page(result: Result, requests: Iterable[Mapping[str, Any]] = ()) -> st
         notes=list_notes(result),
         deviations=list_deviations(result),
         replay=list_replay_lines(result),
-        setup=build_setup_rows(result),
+        trust=list_trust_lines(result),
+        slices=build_slices_table(result),
+        setup=[*build_setup_rows(result), ("protocol", describe_protocol(result))],
         acceptance=build_acceptance_table(result),
         positions=build_position_table(result),
         categories=build_category_table(result),

@@ -33,6 +33,7 @@ from paceline.report.tables import (
     build_position_table,
     build_timing_table,
 )
+from paceline.report.trust_view import build_slices_table, describe_protocol, list_trust_lines
 
 __all__ = ["print_report", "render_score_table"]
 
@@ -68,15 +69,19 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
     setup = RichTable.grid(padding=(0, 2, 0, 0))
     setup.add_row(Text("candidate", style="dim"), Text(name_draft(result, "candidate"), "bold"))
     setup.add_row(Text("baseline", style="dim"), Text(name_draft(result, "baseline")))
-    for label, value in build_setup_rows(result):
+    for label, value in (*build_setup_rows(result), ("protocol", describe_protocol(result))):
         setup.add_row(Text(label, style="dim"), Text(value))
     console.print(setup)
     console.print()
     console.print(render_score_table(result))
+    trust = list_trust_lines(result)
+    if trust:
+        _print_lines(console, "How far to trust it", trust)
     for table in (
         build_acceptance_table(result),
         build_position_table(result),
         build_category_table(result),
+        *_slices(result),
         build_timing_table(result),
         build_memory_table(result),
         build_fidelity_table(result),
@@ -87,6 +92,11 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
     if deviations:
         _print_lines(console, "Differs from the rules", deviations)
     _print_lines(console, "Notes", list_notes(result) or ("none",))
+
+
+def _slices(result: Mapping[str, Any]) -> tuple[Table, ...]:
+    table = build_slices_table(result)
+    return (table,) if table.rows else ()
 
 
 def _headline_text(headline: Headline) -> Text:

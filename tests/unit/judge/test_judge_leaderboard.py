@@ -1,0 +1,107 @@
+"""From the judge's public folder to the leaderboard, through the commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import run_command
+from judge_process import CANARY, RULES, add_draft, build_court
+
+from paceline.errors import EngineError
+from paceline.judge import Task, run_worker
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six drafts of three teams; some are twice as good as the baseline, some are its equals."""
+    folder = tmp_path_factory.mktemp("contest")
+    court = build_court(folder / "judge")
+    for number in range(6):
+        add_draft(
+            court, folder / f"d{number}", team=f"team {number % 3}", name=f"d{number}", seed=number
+        )
+    (folder / "rules.toml").write_text(RULES.text)
+    run_worker(court)
+    return folder
+
+
+def test_publish_verify_and_rank(home: Path) -> None:
+    judge, public, site = home / "judge", home / "public", home / "site"
+    status = run_command("judge", "status", "--home", judge)
+    status.require(0)
+    assert status.out.splitlines()[-1] == f"{judge}: 6 done"
+    run_command("judge", "publish", "--home", judge, "--out", public).require(0)
+    checked = run_command("judge", "verify", public, "--key", judge / "judge.key")
+    checked.require(0)
+    assert "6 lines in one chain, 6 results as signed; signatures checked" in checked.out
+    rules = ("--rules", home / "rules.toml")
+    made = run_command("leaderboard", public, *rules, "--out", site)
+    made.require(0)
+    record = json.loads((site / "leaderboard.json").read_text())
+    states = [entry["state"] for entry in record["entries"]]
+    assert sorted(states) == ["ranked"] * 3 + ["superseded"] * 3  # the latest of each team
+    for entry in record["entries"]:
+        if entry["rank"] is not None:
+            # equal scores share their places, and nobody else's
+            equals = [
+                other
+                for other in record["entries"]
+                if other["rank"] and other["score"]["value"] == entry["score"]["value"]
+            ]
+            assert entry["rank_worst"] - entry["rank"] + 1 == len(equals)
+    page = (site / "index.html").read_text()
+    assert "paired by prompt" in page
+    for path in [*site.rglob("*.html"), *public.rglob("*.json*")]:
+        assert CANARY.lower() not in path.read_text().lower()
+    again = run_command("leaderboard", public, "--out", site)
+    again.require(2, "measured under other rules")
+    assert "paired by prompt" in (site / "index.html").read_text()  # the old site stands
+
+
+def test_a_changed_line_is_found_by_the_command(home: Path, tmp_path: Path) -> None:
+    run_command("judge", "publish", "--home", home / "judge", "--out", tmp_path / "p").require(0)
+    ledger = tmp_path / "p" / "results.jsonl"
+    ledger.write_text(ledger.read_text().replace("team 1", "team 2", 1))
+    bad = run_command("judge", "verify", ledger, "--key", home / "judge" / "judge.key")
+    bad.require(2, "results.jsonl:")
+    missing = run_command("judge", "verify", tmp_path / "nothing")
+    missing.require(2, "there is no ledger")
+
+
+def test_what_cannot_be_used_of_the_hidden_prompts_is_not_quoted(tmp_path: Path) -> None:
+    words = ("judge", "run", "--target", "smollm2", "--baseline", "ngram", "--home", tmp_path / "j")
+    for name, text in (
+        ("broken", f'{{"prompt": "{CANARY}", "prompt": "{CANARY}"}}\n'),
+        ("empty", f'{{"text": "{CANARY}"}}\n'),
+        ("half", f'{{"prompt": "fine"}}\n{{"{CANARY}": 1}}\n'),
+        ("binary", f"\xff{CANARY}\n"),
+    ):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(text, encoding="latin-1")
+        outcome = run_command(*words, "--prompts", path)
+        outcome.require(2, str(path), "hidden prompts")
+        assert CANARY not in outcome.out + outcome.err
+    run_command(*words, "--prompts", tmp_path / "none").require(2, "there is no such prompt file")
+    run_command("judge", "status", "--home", tmp_path / "x").require(2, "there is no judge")
+    run_command("judge", "add", "nothing", "--team", "a", "--home", tmp_path / "y").require(2)
+
+
+def test_a_refused_and_a_failed_entry_are_shown_with_their_reasons(tmp_path: Path) -> None:
+    def fail(task: Task) -> None:
+        raise EngineError(f"the engine died on {CANARY}")
+
+    court = build_court(tmp_path / "judge")
+    add_draft(court, tmp_path / "bad", team="unlucky", name="bad", seed=3)
+    run_worker(replace(court, measure=fail))
+    (tmp_path / "rules.toml").write_text(RULES.text)
+    words = ("--rules", tmp_path / "rules.toml", "--out", tmp_path / "site")
+    run_command("judge", "publish", "--home", tmp_path / "judge", "--out", tmp_path / "p").require(
+        0
+    )
+    made = run_command("leaderboard", tmp_path / "p", *words)
+    made.require(0)
+    assert "failed: the engine died on [withheld]" in made.out
+    assert "[withheld]" in (tmp_path / "site" / "index.html").read_text()
