@@ -57,7 +57,8 @@ def test_a_report_that_cannot_be_written_is_said(bad: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("word", "near"), [("cfg.rop", "cfg.rope"), ("d2t", "ten.d2t"), ("CFG.ROPE", "cfg.rope")]
+    ("word", "near"),
+    [("cfg.rop", "cfg.rope"), ("d2t", "ten.d2t"), ("CFG.ROPE", "cfg.rope"), ("st", "st.header")],
 )
 def test_an_unknown_rule_names_its_neighbours(word: str, near: str) -> None:
     run_command("validate", "--explain", word).require(2, f"no rule '{word}'", near, "all` lists")
