@@ -73,8 +73,8 @@ DEFINITIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Withheld",
-        "An arm whose texts fail the fidelity gate (real forks, loops, unlikely, shorter, longer or "
-        "less varied text than the target's own) has no score, however fast it is: a corrupted "
-        "state is easy to draft for.",
+        "An arm whose texts fail the fidelity gate (real forks, loops, text that is less likely, "
+        "shorter, longer or less varied than the target's own) has no score, however fast it is: a "
+        "corrupted state is easy to draft for.",
     ),
 )

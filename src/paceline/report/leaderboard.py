@@ -99,6 +99,9 @@ def _read_row(entry: Submitted, rules_sha256: str) -> Row:
         own = pick_dict(result, "score")
         if state == "measured":
             reasons += [clean_text(text, limit=300) for text in pick_list(own, "reasons")]
+            for arm in pick_dict(result, "withheld"):  # the fidelity gate: there is no score
+                for text in pick_list(result, "withheld", arm):
+                    reasons.append(f"{clean_text(arm, limit=24)}: {clean_text(text, limit=300)}")
             is_ranked = score is not None and pick(own, "ranked") is True and not entry.reasons
             if not is_ranked and not reasons:
                 reasons.append("no score: a term was not measured")

@@ -187,10 +187,10 @@ def _write_widest(fidelity: Mapping[str, Any]) -> str:
 
 
 _DIFFERENCES = (
-    ("less likely under the target, nat a token", "nll_nats", 3),
+    ("less likely, nat a token", "nll_nats", 3),
     ("longer, tokens", "num_tokens", 1),
-    ("more that end by themselves, share", "eos_share", 3),
-    ("more varied, share of distinct pairs", "distinct_2", 3),
+    ("more end by themselves", "eos_share", 3),
+    ("more varied", "distinct_2", 3),
 )
 
 
@@ -199,6 +199,8 @@ def _write_difference(found: Mapping[str, Any], digits: int) -> str:
     mean, half = pick_number(found, "mean"), pick_number(found, "half_width")
     if mean is None:
         return NOT_MEASURED
+    if not mean and not half:
+        return "none"
     text = f"{mean:+.{digits}f}"
     return text if half is None else f"{text} ± {half:.{digits}f}"
 

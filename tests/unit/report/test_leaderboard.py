@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,14 @@ def test_who_is_not_ranked_takes_no_place_and_says_why() -> None:
     assert all(row.reasons for row in rows[1:])
     field = describe_field(rows)
     assert (field.num_entries, field.num_ranked, field.median, field.quartiles) == (6, 1, 110, None)
+
+
+def test_a_run_that_the_gate_withheld_says_so() -> None:
+    held = entry("forks", None)
+    assert held.result is not None
+    result = {**held.result, "withheld": {"candidate": ["3 of 8 answers really fork"]}}
+    (row,) = rank_entries([replace(held, result=result)], rules_sha256=RULES.sha256)
+    assert (row.state, row.reasons) == ("unranked", ("candidate: 3 of 8 answers really fork",))
 
 
 def test_the_field_by_hand() -> None:
