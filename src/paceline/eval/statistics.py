@@ -33,6 +33,7 @@ Array = NDArray[np.float64]
 MIN_DEGREES_OF_FREEDOM = 4.0
 ENOUGH_BLOCKS = 6
 _SIMPSON_POINTS = 2001
+_NOTHING = 1e-24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,10 @@ def measure_spread(cells: Sequence[Array]) -> Spread | None:
     lone = float((~several).sum()) * pooled
     prompts = float(parts.sum()) + lone
     uncertainty = float((parts**2 / freedoms[several]).sum()) + lone**2 / float(freedoms.sum())
-    of_prompts = prompts**2 / uncertainty if uncertainty > 0 else float(freedoms.sum())
+    if prompts <= _NOTHING:  # rounding of prompts that are all alike
+        prompts, of_prompts = 0.0, float(freedoms.sum())
+    else:
+        of_prompts = prompts**2 / uncertainty
     return Spread(
         prompts=prompts,
         freedom_of_prompts=of_prompts,

@@ -149,5 +149,11 @@ def test_prompts_that_happen_to_be_alike_need_as_many() -> None:
     assert half_width(six, confidence=0.95) == 0.0
 
 
+def test_rounding_is_no_spread() -> None:
+    spread = measure_spread([column(1e-17, -1e-17, 0, 0, 0, 0)])
+    assert spread is not None
+    assert (spread.prompts, spread.freedom_of_prompts) == (0.0, 5.0)
+
+
 def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0, rel=1e-15)
