@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.draft import check_config_keys, find_variant, has_kind
+from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -89,7 +90,7 @@ def check_keys(case: Case, family: str) -> Iterator[Finding]:
         yield finding(
             "cfg.spec",
             _FILE,
-            "the speculators format fixes method and target by itself",
+            f"the speculators format fixes method and target by itself: {_tell_speculators(case)}",
             where=_SPECULATORS,
             found=_SPECULATORS,
             expected="no key",
@@ -99,6 +100,21 @@ def check_keys(case: Case, family: str) -> Iterator[Finding]:
     never = variant.never if variant is not None else {}
     skip = {*_CODE_KEYS, *_OF_OTHERS, _SPECULATORS} - {*never, _PLACE}
     yield from map(from_problem, check_config_keys(family, case.config, skip=skip))
+
+
+def _tell_speculators(case: Case) -> str:
+    """What vLLM would lock: algorithm, K and verifier, as the folder names them."""
+    settings = case.config[_SPECULATORS]
+    settings = settings if isinstance(settings, dict) else {}
+    verifier, proposals = settings.get("verifier"), settings.get("proposal_methods")
+    first = proposals[0] if isinstance(proposals, list) and proposals else {}
+    named = {
+        "algorithm": settings.get("algorithm"),
+        "K": first.get("speculative_tokens") if isinstance(first, dict) else None,
+        "verifier": verifier.get("name_or_path") if isinstance(verifier, dict) else None,
+    }
+    told = [f"{key} {show_value(value, limit=60)}" for key, value in named.items() if value]
+    return ", ".join(told) or "it names none"
 
 
 def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -230,3 +230,18 @@ def test_the_last_target_id_is_the_edge(last: int, rule: dict[str, str], tmp_pat
     offsets = encode_d2t([token - index for index, token in enumerate(ids)])
     folder = build_draft(tmp_path / "d", tensors={"d2t": offsets, "t2d": REMOVE})
     assert answers(folder) == rule
+
+
+def test_the_speculators_format_says_what_it_would_lock(tmp_path: Path) -> None:
+    settings = {
+        "algorithm": "eagle3",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
+        "verifier": {"name_or_path": "owner/model", "architectures": []},
+    }
+    folder = build_draft(tmp_path / "a", config={"speculators_config": settings})
+    (found,) = [item for item in validate_draft(folder).findings if item.rule == "cfg.spec"]
+    assert "algorithm eagle3, K 5, verifier owner/model" in found.message
+    broken = {"proposal_methods": [3], "verifier": "x"}
+    folder = build_draft(tmp_path / "b", config={"speculators_config": broken})
+    (found,) = [item for item in validate_draft(folder).findings if item.rule == "cfg.spec"]
+    assert "it names none" in found.message
