@@ -5,10 +5,10 @@
 Half are safetensors files, half JSON documents: mutations that know the structure
 (tests/mutations.py) of the corpus in tests/corpus/readers. Whatever JSON is read goes on to the
 checks of spec.json, config.json or the shard index. A fault is any exception. What our reader
-accepts must be what the public readers (safetensors, json) make of the same bytes. Then one case in
-a hundred more goes through the whole static validator, as one file of a draft folder. Prints one
-JSON object; with --keep it joins the other seeds in bench/results/fuzz_readers.json. Exit 1 after
-any fault, or a case that takes half a second.
+accepts must be what the public readers (safetensors, json) make of the same bytes. Then one case
+in a hundred more goes through the whole static validator, as one file of a draft folder of any
+family. Prints one JSON object; with --keep it joins the other seeds in
+bench/results/fuzz_readers.json. Exit 1 after any fault, or a case that takes half a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from builders import build_draft, build_target_facts  # noqa: E402
+from contract_cases import CASES, build_tensors_of, write_folder  # noqa: E402
 from mutations import CORPUS, mutate_document, mutate_header, read_corpus  # noqa: E402
 
 from paceline.draft import SPEC_KEYS, build_contract, check_tensors, read_draft  # noqa: E402
@@ -37,11 +37,14 @@ from paceline.draft.index import check_index  # noqa: E402
 from paceline.errors import DraftError  # noqa: E402
 from paceline.problems import Problem  # noqa: E402
 from paceline.records import build_provenance, write_json  # noqa: E402
+from paceline.rules import read_rules  # noqa: E402
 from paceline.safetensors_header import Header, scan_header  # noqa: E402
 from paceline.strict_json import scan_json  # noqa: E402
-from paceline.validate import validate_draft  # noqa: E402
+from paceline.target import TargetFacts, read_target  # noqa: E402
+from paceline.validate import render_junit, validate_draft  # noqa: E402
 
 SLOW_S = 0.5
+RULES = read_rules("emc2-2027")
 
 
 class Tally:
@@ -147,21 +150,34 @@ def run_documents(tally: Tally, cases: int, seed: int) -> None:
             tally.blame("accepted, but json reads another thing", case, repr(data[:300]))
 
 
+def build_bases(place: Path) -> list[tuple[Path, TargetFacts]]:
+    """A sound draft of every family and variant, one in shards, each with its target."""
+    bases = []
+    for number, case in enumerate(CASES):
+        folder, target = place / f"{number}" / "draft", place / f"{number}" / "target"
+        write_folder(case, folder, build_tensors_of(case))
+        target.mkdir()
+        (target / "config.json").write_text(json.dumps(case.target))
+        bases.append((folder, read_target(target, require_weights=False)))
+    return bases
+
+
 def run_folders(tally: Tally, cases: int, seed: int, place: Path) -> None:
-    """The whole static validator, and the reader, over a draft of which one file is mutated."""
-    folder = build_draft(place.parent / "draft")
-    target = build_target_facts(place.parent)
-    sound = {path.name: path.read_bytes() for path in folder.iterdir()}
-    names, random = sorted(sound), Random(f"{seed} folders")
+    """The whole static validator, and the reader, over drafts of which one file is mutated."""
+    bases, random = build_bases(place.parent), Random(f"{seed} folders")
+    sound = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder, _ in bases]
     for number in range(cases):
-        name = names[number % len(names)]
+        turn = number % len(bases)
+        folder, target = bases[turn]
+        name = random.choice(sorted(sound[turn]))
         mutate = mutate_header if name.endswith(".safetensors") else mutate_document
-        (folder / name).write_bytes(mutate(random, [sound[name]]))
+        (folder / name).write_bytes(mutate(random, [sound[turn][name]]))
         began = time.perf_counter()
         try:
-            report = validate_draft(folder, target=target)
-            tally.note("folder", [], time.perf_counter() - began)
+            report = validate_draft(folder, target=target, rules=RULES)
+            tally.note(f"folder {report.verdict}", [], time.perf_counter() - began)
             json.dumps(report.to_json_dict()).encode("utf-8")
+            render_junit(report, name="fuzz").encode("utf-8")
             try:
                 read_draft(folder)
             except DraftError as error:
@@ -169,7 +185,7 @@ def run_folders(tally: Tally, cases: int, seed: int, place: Path) -> None:
                     tally.blame("passed, but read_draft refuses it", name, str(error))
         except Exception:
             tally.blame("fault", f"folders {seed} {number} {name}", traceback.format_exc())
-        (folder / name).write_bytes(sound[name])
+        (folder / name).write_bytes(sound[turn][name])
 
 
 def keep(figures: dict[str, Any]) -> None:
