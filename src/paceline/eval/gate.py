@@ -47,6 +47,8 @@ def _find_reasons(own: Fidelity, floor: Fidelity | None, rules: Rules) -> list[s
         allowed += max(0, _extra_loops(floor)) / floor["num_texts"]
     if extra / total > allowed:
         reasons.append(f"it loops in {extra} of {total} answers where the target does not")
+    if "differences" not in own:  # measured before texts were screened by more than that
+        return reasons
     length = own["loops"]["plain"]["mean_num_tokens"]
     for key, limit, sign, text in (
         ("nll_nats", limits.max_extra_nll_nats, 1, "nats a token less likely under the target"),

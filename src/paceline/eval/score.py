@@ -80,12 +80,30 @@ def _recompute(result: dict[str, Any], path: Path) -> dict[str, Any] | None:
             _require_same(f"{where}.memory.total_bytes", arm["memory"]["total_bytes"], total)
     _require_same(f"{path}: cache_state", result["cache_state"], describe_cache(arms, rules)[0])
     verdict = build_verdict(result, rules, seed=result["seed"])
-    _require_same(f"{path}: ratios", result["ratios"], verdict["ratios"])
-    if "withheld" in result:  # of a result written before there was a gate nothing is withheld
+    if _is_older(result):
+        _require_same_values(path, result, verdict)
+    else:
+        _require_same(f"{path}: ratios", result["ratios"], verdict["ratios"])
         _require_same(f"{path}: withheld", result["withheld"], verdict["withheld"])
-    _require_same(f"{path}: score", result["score"], verdict["score"])
+        _require_same(f"{path}: score", result["score"], verdict["score"])
     score: dict[str, Any] | None = verdict["score"]
     return score
+
+
+def _is_older(result: Mapping[str, Any]) -> bool:
+    """Written when intervals were percentiles and no arm was withheld."""
+    return "withheld" not in result
+
+
+def _require_same_values(path: Path, result: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
+    """An older result's values hold; its intervals were another method's and are made anew."""
+    for key in ("tau", "memory", "tpot"):
+        written, own = result["ratios"] or {}, verdict["ratios"] or {}
+        if key in written or key in own:
+            where = f"{path}: ratios.{key}.value"
+            _require_same(where, written[key]["value"], own[key]["value"])
+    if result["score"] is not None and verdict["score"] is not None:
+        _require_same(f"{path}: score.value", result["score"]["value"], verdict["score"]["value"])
 
 
 def _read_rules(result: Mapping[str, Any], path: Path) -> Rules:
@@ -109,7 +127,8 @@ def _check_requests(result: Mapping[str, Any], path: Path, rules: Rules) -> None
     for name, entries in build_entries(transcript, ks).items():
         where = f"{path.with_name(RESULT_NAME)}: arms.{name}"
         arm = measured[name]
-        _require_same(f"{where}.requests", arm["requests"], entries)
+        written = [{"block": 0, **entry} for entry in arm["requests"]]
+        _require_same(f"{where}.requests", written, entries)
         from_requests = arm["vllm"]["from_requests"] if arm["vllm"] else None
         own = describe_counters(sum_counters(transcript, name), from_requests, ks[name])
         for key, value in own.items():
@@ -119,6 +138,8 @@ def _check_requests(result: Mapping[str, Any], path: Path, rules: Rules) -> None
         own = describe_protocol(transcript, None)
         for key in ("loads", "voids"):
             _require_same(f"{where}.{key}", result["protocol"][key], own[key])
+    if _is_older(result):
+        return
     fidelity = compare_with_plain(transcript, result["sampling"], rules)
     for name, value in (fidelity or {}).items():
         _require_same(

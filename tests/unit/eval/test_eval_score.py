@@ -192,6 +192,31 @@ def test_a_broken_row_is_named(run: Path) -> None:
         score_run(run)
 
 
+def test_a_result_of_before_the_gate_is_scored_anew(run: Path) -> None:
+    """Its intervals were percentiles; its values, its texts and its entries are as ever."""
+    result = read(run)
+    new = dict(result["score"])
+    for key in ("withheld", "protocol", "noise_floor"):
+        del result[key]
+    for key in ("by_category", "worst_category", "by_prompt_tokens"):
+        del result["ratios"][key]
+    result["ratios"]["tau"] = {"value": result["ratios"]["tau"]["value"], "low": 1.1, "high": 9.9}
+    result["score"] |= {"low": 1.0, "high": 300.0}
+    for fidelity in result["fidelity"].values():
+        del fidelity["differences"]
+        for loops in fidelity["loops"].values():
+            del loops["mean_num_tokens"], loops["eos_share"]
+    for arm in result["arms"].values():
+        for entry in arm["requests"]:
+            del entry["block"]
+    write_result(run, result)
+    assert score_run(run)["score"] == new
+    result["score"]["value"] += 1
+    write_result(run, result)
+    with pytest.raises(ResultError, match=r"score\.value"):
+        score_run(run)
+
+
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="does not exist"):
         score_run(tmp_path / "nothing")
