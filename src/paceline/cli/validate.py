@@ -110,7 +110,7 @@ def print_findings(report: Report) -> None:
                     (f"  {finding.severity}", _STYLE[finding.severity]),
                     (f" {finding.rule}  ", "dim"),
                 ),
-                " ".join(_sentence(part) for part in (finding.message, finding.fix) if part),
+                " ".join(_sentence(part) for part in (_complete(finding), finding.fix) if part),
                 indent=4,
             )
     bad = next((f.rule for f in report.findings if f.severity != "note"), None)
@@ -122,6 +122,21 @@ def print_findings(report: Report) -> None:
     ]
     verdict = Text.assemble("verdict: ", (report.verdict, _VERDICT_STYLE[report.verdict]))
     console.print(verdict.append(f" ({', '.join(counts)})"), soft_wrap=True)
+
+
+def _complete(finding: Finding) -> str:
+    """The message, with what was found and expected where it does not say so itself."""
+    text = finding.message
+    if finding.severity == "note":
+        return text
+    if finding.where and finding.where not in text and finding.where not in finding.fix:
+        text = f"{finding.where}: {text}"
+    ends = ""
+    if finding.found not in (text + finding.file) and len(finding.found) <= 60:
+        ends += f"; found {finding.found}"
+    if finding.expected and finding.expected not in text:
+        ends += f"; expected {finding.expected}"
+    return text.removesuffix(".") + ends if ends else text
 
 
 def _group_by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:

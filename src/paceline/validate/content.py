@@ -144,7 +144,8 @@ def _check_trained(case: Case, trained: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding(
                 "meta.target",
                 file,
-                f"the draft was trained for another target: its {what} is not that of"
+                f"the draft was trained for another target: its {what}"
+                f" {'are not those' if what == 'weights' else 'is not that'} of"
                 f" '{case.target.name}'",
                 where=f"trained.target.{key}",
                 found=show_value(theirs, limit=24),

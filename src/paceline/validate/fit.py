@@ -56,7 +56,8 @@ def _check_target(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
         )
     if sizes.vocab_size != target.vocab_size:
         tokens = target.num_tokenizer_tokens
-        known = f" (its tokenizer has {tokens} tokens, the rest is padding)" if tokens else ""
+        rest = ", the rest is padding" if tokens and tokens < target.vocab_size else ""
+        known = f" (its tokenizer has {tokens} tokens{rest})" if tokens else ""
         yield finding(
             "cfg.vocab",
             _FILE,
