@@ -80,6 +80,32 @@ _DFLASH = {
 _WHOLE = {**_BASE, "num_hidden_layers": 2}
 
 
+def quantize(kind: str, bits: int, group_size: int | None) -> dict[str, Any]:
+    """A quantization_config in the compressed-tensors format, for all layers but the head."""
+    weights = {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "channel" if group_size is None else "group",
+        "group_size": group_size,
+    }
+    inputs = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True}
+    form = "pack-quantized" if kind == "int" else "float-quantized"
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": {**inputs, "strategy": "token"} if kind == "float" else None,
+            }
+        },
+        "ignore": ["lm_head"],
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One sound folder. optional: tensors to add that no contract asks for; renamed: other names.
@@ -166,6 +192,26 @@ CASES: tuple[Case, ...] = (
         },
     ),
     _case("dflash", "dflash", {**_DFLASH, "attention_bias": True}),
+    _case(
+        "eagle3, int4 weights in groups of 32",
+        "eagle3",
+        {**_EAGLE3, "quantization_config": quantize("int", 4, 32)},
+    ),
+    _case(
+        "draft_model, int8 weights by rows",
+        "draft_model",
+        {
+            **_WHOLE,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "quantization_config": quantize("int", 8, None),
+        },
+    ),
+    _case(
+        "dflash, FP8",
+        "dflash",
+        {**_DFLASH, "quantization_config": quantize("float", 8, None)},
+    ),
     # odd but sound folders: loaded by vLLM, so read by us
     _case(
         "odd: eagle3, full vocabulary, nothing of its own",
@@ -268,26 +314,40 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def _values(name: str, rule: TensorRule, seed: int) -> Tensor:
+def _values(name: str, rule: TensorRule, seed: int, logical: tuple[int, ...]) -> Tensor:
     if name == "d2t":
         return encode_d2t(list(range(rule.shape[0])))  # target ids 0, 2, 4, ...
     if name == "t2d":
         mask = np.zeros(rule.shape, dtype="u1")
         mask[0 : rule.shape[0] : 2] = 1
         return "BOOL", rule.shape, mask.tobytes()
+    if name.endswith("weight_shape"):
+        return "I64", (2,), np.array(logical, dtype="<i8").tobytes()
+    if rule.dtypes in (("I32",), ("F8_E4M3",)):
+        size = 4 if rule.dtypes == ("I32",) else 1
+        count = size * int(np.prod(rule.shape))
+        # below 0x78: no pattern of E4M3 that is not finite
+        raw = np.random.default_rng(seed).integers(0, 0x78, count, dtype="u1").tobytes()
+        return rule.dtypes[0], rule.shape, raw
+    if name.endswith("weight_scale"):
+        return ones_bf16(*rule.shape)
     return random_bf16(*rule.shape, seed=seed) if len(rule.shape) > 1 else ones_bf16(*rule.shape)
 
 
 def build_tensors_of(case: Case) -> dict[str, Tensor]:
     """Every tensor that the contract asks for, and the optional ones of the case."""
-    rules = build_contract(case.family, case.config).tensors
+    contract = build_contract(case.family, case.config)
+    plain = contract.tensors
+    # every linear layer in its packed form, where the case has one
+    packed = [f"{name.removesuffix('weight')}weight_scale" for name in plain]
     tensors = {}
-    for seed, (name, rule) in enumerate(rules.items()):
+    for seed, (name, rule) in enumerate(contract.rules_for(packed).items()):
         if rule.required or name in case.optional:
             renamed = name
             for ours, theirs in case.renamed.items():
                 renamed = theirs + renamed[len(ours) :] if renamed.startswith(ours) else renamed
-            tensors[renamed] = _values(name, rule, seed)
+            logical = plain.get(name.replace("weight_shape", "weight"), rule).shape
+            tensors[renamed] = _values(name, rule, seed, logical)
     return tensors
 
 

@@ -84,8 +84,13 @@ def _brief(value: Any) -> str:
 
 
 def without_notes(problems: list[Problem]) -> list[Problem]:
-    """The problems that refuse a folder: all but those of a setting or tensor without effect."""
-    return [problem for problem in problems if not problem.rule.endswith(".unread")]
+    """The problems that refuse a folder: all but those of a setting or tensor without effect, or of
+    a default that vLLM takes for what is not stated."""
+    return [
+        problem
+        for problem in problems
+        if not problem.rule.endswith(".unread") and problem.rule != "cfg.default"
+    ]
 
 
 def require_none(problems: list[Problem], error: type[PacelineError], *, folder: str = "") -> None:

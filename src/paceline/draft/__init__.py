@@ -20,6 +20,7 @@ from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import import_draft
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
+from paceline.draft.quantized import QUANTIZABLE, Scheme, read_scheme
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
 from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
@@ -30,12 +31,14 @@ __all__ = [
     "FAMILIES",
     "INDEX_NAME",
     "NATIVE",
+    "QUANTIZABLE",
     "SPEC_KEYS",
     "Contract",
     "Draft",
     "Eagle3Sizes",
     "FolderScan",
     "MtpSizes",
+    "Scheme",
     "TensorRule",
     "build_contract",
     "build_eagle3_config",
@@ -57,6 +60,7 @@ __all__ = [
     "read_mask_token_id",
     "read_mtp_sizes",
     "read_native_draft",
+    "read_scheme",
     "resolve_draft",
     "scan_folder",
     "stitch_target",

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.draft.contracts import Contract, find_variant
 from paceline.draft.rows import Key, TensorRule, Variant
+from paceline.errors import DraftError
 from paceline.problems import Problem, show_value
 from paceline.safetensors_header import TensorInfo
 
@@ -53,8 +54,8 @@ def check_config_keys(
     """Keys, types, ranges, architecture and model_type. skip: keys that other rules look at.
 
     A wrong value breaks the rule that its key names: cfg.value, or cfg.act, cfg.aux, cfg.missing.
-    A problem of rule `cfg.unread` only tells; every other one refuses the folder. Needs no sizes,
-    so it tells what is wrong even where no contract can be built.
+    A problem of `cfg.unread` or `cfg.default` only tells; every other one refuses the folder.
+    Needs no sizes, so it tells what is wrong even where no contract can be built.
     """
     variant = find_variant(family, config)
     if variant is None:
@@ -83,7 +84,9 @@ def _check_names(family: str, variant: Variant, config: Mapping[str, Any]) -> It
             else "names no class",
             fix="Another class would be built, or none.",
         )
-    if config.get("model_type") not in variant.model_types:
+    # vLLM writes the model_type of old Medusa folders itself
+    is_old_medusa = family == "medusa" and config.get("model_type") is None
+    if config.get("model_type") not in variant.model_types and not is_old_medusa:
         yield Problem(
             rule="cfg.model_type",
             file=_FILE,
@@ -103,6 +106,7 @@ def _check_object(
     skip: Container[str],
 ) -> list[Problem]:
     problems: list[Problem] = []
+    family, variant = place
     for key, rule in keys.items():
         where = f"{prefix}{key}"
         if where in skip:
@@ -111,7 +115,8 @@ def _check_object(
             problems += _check_value(where, found[key], rule)
         elif rule.required:
             problems.append(_absent(where, rule))
-    family, variant = place
+        elif rule.is_told and family != "mtp":  # an MTP head takes the target's value
+            problems.append(_default(where, rule))
     for key in found:
         if key not in keys and key not in skip:
             problems.append(_unknown(f"{prefix}{key}", variant.never.get(key, ""), family))
@@ -127,6 +132,18 @@ def _absent(where: str, rule: Key) -> Problem:
         expected=_describe(rule),
         message=f"'{where}' is missing",
         fix="State it as trained: vLLM would take a default of another model.",
+    )
+
+
+def _default(where: str, rule: Key) -> Problem:
+    return Problem(
+        rule="cfg.default",
+        file=_FILE,
+        where=where,
+        found="nothing",
+        expected="the value of training",
+        message=f"'{where}' is not stated; vLLM takes {rule.default}",
+        fix="State it.",
     )
 
 
@@ -207,6 +224,11 @@ def check_tensors(
     """
     problems: list[Problem] = []
     seen: dict[str, str] = {}
+    present = {contract.canonical(name) for tensors in files.values() for name in tensors}
+    try:
+        rules = contract.rules_for(present)
+    except DraftError as problem:
+        return [_unknown_scheme(problem)]
     main_file = min(files, default="model.safetensors")
     for file, tensors in files.items():
         for name, tensor in tensors.items():
@@ -215,15 +237,28 @@ def check_tensors(
                 problems.append(_twice(file, name, seen[canonical]))
                 continue
             seen[canonical] = f"{file}: {name}"
-            rule = contract.tensors.get(canonical)
+            rule = rules.get(canonical)
             if rule is None:
                 problems.append(_extra(file, name, contract))
             else:
                 problems.extend(_check_one(file, tensor, canonical, rule))
-    for name, rule in contract.tensors.items():
+    for name, rule in rules.items():
         if rule.required and name not in seen:
             problems.append(_missing(main_file, name, rule))
     return problems[:_MAX_PROBLEMS]
+
+
+def _unknown_scheme(problem: DraftError) -> Problem:
+    where = problem.where.removeprefix(f"{_FILE}: ")
+    return Problem(
+        rule="q.group" if where.endswith("group_size") else "q.method",
+        file=_FILE,
+        where=where,
+        found=problem.what,
+        expected=problem.expected,
+        message=problem.what,
+        fix=problem.fix or "Choose a group size that divides the width.",
+    )
 
 
 def _check_one(file: str, tensor: TensorInfo, canonical: str, rule: TensorRule) -> list[Problem]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.draft.quantized import QUANTIZABLE, quantize_rules, read_scheme
 from paceline.draft.rows import Key, Sizes, TensorRule, Variant, build_rules
 from paceline.draft.table import FAMILIES
 from paceline.errors import DraftError
@@ -30,6 +31,7 @@ class Contract:
     tensors: by canonical name (`midlayer.*` for eagle3, never `layers.0.*`).
     keys: every key config.json may have; config_keys: the same, as key -> type.
     variant, sizes: the row of the table and the numbers; None for a family without weights.
+    quantization: the config's quantization_config as it stands; None without one.
     """
 
     family: str
@@ -40,10 +42,21 @@ class Contract:
     tensors: Mapping[str, TensorRule] = field(default_factory=dict)
     variant: Variant | None = None
     sizes: Sizes | None = None
+    quantization: Any = None
 
     @property
     def config_keys(self) -> dict[str, str]:
         return {key: rule.kind for key, rule in self.keys.items()}
+
+    def rules_for(self, names: Container[str]) -> Mapping[str, TensorRule]:
+        """The tensors for a folder that holds these canonical names: packed where it is packed.
+
+        Raises DraftError for a quantisation that is not known, or whose groups do not divide.
+        """
+        if self.family not in QUANTIZABLE:  # the key itself is refused there
+            return self.tensors
+        scheme = read_scheme(self.family, {"quantization_config": self.quantization})
+        return self.tensors if scheme is None else quantize_rules(self.tensors, scheme, names)
 
     def canonical(self, name: str) -> str:
         """The name under which vLLM 0.31.0 looks for this tensor."""
@@ -99,6 +112,7 @@ def build_contract(
         tensors=build_rules(variant, sizes),
         variant=variant,
         sizes=sizes,
+        quantization=config.get("quantization_config"),
     )
 
 

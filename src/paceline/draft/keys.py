@@ -95,12 +95,12 @@ _DECODER: dict[str, Key] = {
         rule="cfg.missing",
         default="hidden_size / num_attention_heads",
     ),
-    "max_position_embeddings": Key(kind="int", nullable=False, default="2048"),
-    "rms_norm_eps": Key(kind="float", nullable=False, default="1e-06"),
+    "max_position_embeddings": Key(kind="int", nullable=False, default="2048", is_told=True),
+    "rms_norm_eps": Key(kind="float", nullable=False, default="1e-06", is_told=True),
     "hidden_act": Key(
         kind="str", nullable=False, default="silu", choices=("silu",), rule="cfg.act"
     ),
-    "rope_parameters": Key(kind="object"),
+    "rope_parameters": Key(kind="object", default="plain rotation, theta 10,000", is_told=True),
     "rope_theta": Key(kind="number"),
     "rope_scaling": Key(kind="object"),
     "partial_rotary_factor": Key(kind="number"),
@@ -121,7 +121,7 @@ _QWEN3: dict[str, Key] = {
     "head_dim": Key(
         kind="int", low=1, high=2**26, rule="cfg.missing", default="128", nullable=False
     ),
-    "max_position_embeddings": Key(kind="int", nullable=False, default="32768"),
+    "max_position_embeddings": Key(kind="int", nullable=False, default="32768", is_told=True),
     "use_sliding_window": Key(kind="bool", nullable=False, default="false"),
     "max_window_layers": Key(kind="int", nullable=False, default="28"),
 }
@@ -145,8 +145,11 @@ _DRAFT_VOCABULARY: dict[str, Key] = {
     "logit_scale": Key(kind="number", nullable=False, default="1"),
 }
 _TIE_UNREAD = Key(kind="bool", nullable=False, default="false", unread=_OWN_HEAD, harmless=(False,))
+# The draft's own; see quantized.py for what is known.
+_QUANTIZATION: dict[str, Key] = {"quantization_config": Key(kind="object")}
 _EAGLE3: dict[str, Key] = {
     **_DRAFT_VOCABULARY,
+    **_QUANTIZATION,
     "tie_word_embeddings": _TIE_UNREAD,
     "norm_before_residual": Key(kind="bool", default="false"),
     "norm_before_fc": Key(kind="bool", default="false"),
@@ -222,6 +225,7 @@ MEDUSA_KEYS: dict[str, Key] = {
 DFLASH_KEYS: dict[str, Key] = {
     **_QWEN3,
     **_DRAFT_VOCABULARY,
+    **_QUANTIZATION,
     "tie_word_embeddings": _TIE_UNREAD,
     "block_size": Key(kind="int", low=2, high=256),
     "dflash_config": Key(kind="object"),
@@ -242,7 +246,11 @@ DFLASH_CONFIG: dict[str, Key] = {
 }
 
 DRAFT_MODEL_KEYS: dict[str, dict[str, Key]] = {
-    "llama": {**_LLAMA, "logit_scale": Key(kind="number", nullable=False, default="1")},
-    "qwen3": _QWEN3,
-    "qwen2": _QWEN2,
+    "llama": {
+        **_LLAMA,
+        **_QUANTIZATION,
+        "logit_scale": Key(kind="number", nullable=False, default="1"),
+    },
+    "qwen3": {**_QWEN3, **_QUANTIZATION},
+    "qwen2": {**_QWEN2, **_QUANTIZATION},
 }

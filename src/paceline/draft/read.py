@@ -34,6 +34,7 @@ class Draft:
     tensors: by canonical name (`midlayer.*`); tensor_files: canonical name -> file;
     headers: file -> its header. files_bytes: all json and safetensors files. num_parameters:
     elements of all tensors but vocabulary maps. sha256: over names and contents of those files.
+    is_native: the target's own MTP head; path is then the target's folder (draft/native.py).
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Draft:
     files_bytes: int
     num_parameters: int
     sha256: str
+    is_native: bool = False
 
     @property
     def name(self) -> str:

@@ -38,8 +38,8 @@ class Key:
     list". required: vLLM stops without it, or takes a default that fits no draft. low, high: the
     range of a number. choices: the values that vLLM builds as they are meant. nullable: null reads
     as "not stated". unread: what 0.31.0 does with the key instead of what it says; a finding,
-    except for the values in harmless. default: what 0.31.0 takes for a missing key. rule: id of the
-    rule that a wrong value breaks.
+    except for the values in harmless. default: what 0.31.0 takes for a missing key; is_told: its
+    absence is a finding. rule: id of the rule that a wrong value breaks.
     """
 
     kind: str
@@ -51,6 +51,7 @@ class Key:
     unread: str = ""
     harmless: tuple[Any, ...] = ()
     default: str = ""
+    is_told: bool = False
     rule: str = "cfg.value"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.draft import canonical_name
+from paceline.draft import QUANTIZABLE, canonical_name
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.patterns import (
@@ -25,7 +25,7 @@ __all__ = ["check_quantization"]
 _FILE = "config.json"
 _KEYS = ("quantization_config", "compression_config")
 # Methods whose drafts were built, served and compared with the contract, by family.
-_TESTED: dict[str, tuple[str, ...]] = {}
+_TESTED: dict[str, tuple[str, ...]] = dict.fromkeys(QUANTIZABLE, ("compressed-tensors",))
 _ONLINE = (
     "online",
     "bitsandbytes",

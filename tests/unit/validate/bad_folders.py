@@ -231,6 +231,9 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
         midlayer__mlp__up_proj__weight=random_bf16(32, 16, seed=3),
     ),
     "cfg.value": lambda folder: _mtp(folder, k=3, layers=1, attention_bias=True),
+    "cfg.default": lambda folder: build_draft(
+        folder, spec={"family": "dflash"}, config={"rope_parameters": REMOVE}
+    ),
     "cfg.unread": lambda folder: _medusa(folder, k=3, topk=5),
     "cfg.mask": changed_config(mask_token_id=64),
     "cfg.moe": changed_config(num_experts=8),
