@@ -109,35 +109,39 @@ def kill_judges(
         numbers.append(number)
     running: dict[str, Any] = {}
     kills: Counter[str] = Counter()
-    while True:
-        killing = sum(kills.values()) < num_kills
-        assert time.monotonic() - began < deadline_s, "the judge did not come to its end"
-        for name in [*(f"cpu:{i}" for i in range(num_workers)), "submit"]:
-            if name in running and running[name].is_alive():
-                continue
-            _count(running.pop(name, None), folder, kills)
-            if killing and len(numbers) < 6 + sum(kills.values()) // 3 and name == "submit":
-                _prepare(folder, len(numbers))
-                numbers.append(len(numbers))
-            die_at = _choose_point(rng, name) if killing and rng.random() < 0.6 else None
-            words = (home, url, numbers[-4:] if killing else numbers, die_at)
-            if name == "submit":
-                running[name] = _FORK.Process(target=_enter, args=words)
-            else:
-                running[name] = _FORK.Process(target=_work, args=(home, name, url, die_at))
-            running[name].start()
-        is_over = not killing and _is_over(queue, numbers)
-        queue.engine.dispose()  # no open connection is taken into the next fork
-        if is_over:
-            break
-        time.sleep(rng.uniform(0.0, 0.25))
-        if killing:
-            name = rng.choice(sorted(running))
-            if rng.random() < (0.2 if name == "submit" else 0.5):
-                os.kill(running[name].pid, signal.SIGKILL)
-                running[name].join()
-    for process in running.values():
-        process.join()
+    try:
+        while True:
+            killing = sum(kills.values()) < num_kills
+            assert time.monotonic() - began < deadline_s, "the judge did not come to its end"
+            for name in [*(f"cpu:{i}" for i in range(num_workers)), "submit"]:
+                if name in running and running[name].is_alive():
+                    continue
+                _count(running.pop(name, None), folder, kills)
+                if killing and len(numbers) < 6 + sum(kills.values()) // 3 and name == "submit":
+                    _prepare(folder, len(numbers))
+                    numbers.append(len(numbers))
+                die_at = _choose_point(rng, name) if killing and rng.random() < 0.6 else None
+                words = (home, url, numbers[-4:] if killing else numbers, die_at)
+                if name == "submit":
+                    running[name] = _FORK.Process(target=_enter, args=words)
+                else:
+                    running[name] = _FORK.Process(target=_work, args=(home, name, url, die_at))
+                running[name].start()
+            is_over = not killing and _is_over(queue, numbers)
+            queue.engine.dispose()  # no open connection is taken into the next fork
+            if is_over:
+                break
+            time.sleep(rng.uniform(0.0, 0.25))
+            if killing:
+                name = rng.choice(sorted(running))
+                if rng.random() < (0.2 if name == "submit" else 0.5):
+                    running[name].kill()  # SIGKILL; nothing where it has ended by itself
+                    running[name].join()
+        for process in running.values():
+            process.join()
+    finally:
+        for process in running.values():
+            process.kill()
     found = _count_results(folder, queue)
     return {
         "num_kills": sum(kills.values()),

@@ -122,7 +122,7 @@ def build_court(
         "target": build_target_facts(),
         "screen": build_screen(PROMPTS),
         "measure": measure,
-        "device": device,
+        "devices": (device,),
         "lease_s": lease_s,
         **more,
     }

@@ -125,7 +125,7 @@ def run(
             screen=bench.screen,
             measure=bench.measure,
             parts=bench.parts,
-            device=device or "default",
+            devices=bench.devices,
             lease_s=lease_s,
             say=say,
         ),

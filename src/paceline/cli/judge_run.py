@@ -7,6 +7,7 @@ while they are asked goes through the judge's screen.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ class Bench:
     """measure: makes one run. pinned: setting -> (value, what it is), the same for every worker.
 
     notes: what the organiser should know of this machine, such as walls that the sandbox lacks.
+    devices: what one worker at a time may have.
     """
 
     target: TargetFacts
@@ -51,6 +53,7 @@ class Bench:
     parts: tuple[str, ...]
     pinned: dict[str, tuple[str, str]]
     notes: tuple[str, ...]
+    devices: tuple[str, ...]
 
 
 def build_bench(
@@ -123,7 +126,18 @@ def build_bench(
         parts=tuple(questions),
         pinned=pinned,
         notes=tuple(f"sandbox: {text}" for text in find_isolation().missing),
+        devices=_list_devices(device),
     )
+
+
+def _list_devices(device: str | None) -> tuple[str, ...]:
+    """What this worker measures on, each thing by itself: GPUs that it may see, or the CPU."""
+    gpus = sorted(path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
+    if device == "cpu" or (device is None and not gpus):
+        return ("cpu",)
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ids = gpus if stated is None else [part.strip() for part in stated.split(",") if part.strip()]
+    return tuple(f"cuda:{number}" for number in ids) or ("cuda",)
 
 
 def _measure(

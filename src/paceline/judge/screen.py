@@ -9,9 +9,11 @@ escaped letters, which would hide words from this, are withheld too.
 from __future__ import annotations
 
 import contextlib
-import io
+import os
 import re
+import select
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -77,7 +79,7 @@ def screen_text(screen: Screen, text: str) -> str:
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
-def screen_error(screen: Screen, error: Exception) -> str:
+def screen_error(screen: Screen, error: BaseException) -> str:
     """What may be said of a failure: an error of ours screened, of any other only its kind."""
     if isinstance(error, PacelineError):
         return screen_text(screen, str(error))
@@ -86,29 +88,64 @@ def screen_error(screen: Screen, error: Exception) -> str:
 
 @contextlib.contextmanager
 def screened_output(screen: Screen) -> Iterator[None]:
-    """What the block prints reaches standard output line by line, indented and screened."""
-    printed = _ScreenedStream(screen, sys.stdout)
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        try:
-            yield
-        finally:
-            printed.write("\n")
+    """Whatever the block prints reaches standard output line by line, indented and screened.
+
+    Held below Python: libraries' own handles, C code and child processes are screened too.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    before = sys.stdout, sys.stderr
+    # a test's or a notebook's stream is no descriptor: it is written to as it is
+    out = before[0] if not _is_descriptor(before[0]) else os.fdopen(os.dup(1), "w")
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_pass_lines, args=(screen, reader, out, stop), name="screen", daemon=True
+    )
+    thread.start()
+    printed = os.fdopen(os.dup(writer), "w", buffering=1)
+    try:
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        sys.stdout = sys.stderr = printed
+        yield
+    finally:
+        printed.flush()
+        sys.stdout, sys.stderr = before
+        for number, handle in kept.items():
+            os.dup2(handle, number)
+            os.close(handle)
+        printed.close()
+        os.close(writer)
+        stop.set()
+        thread.join()
+        os.close(reader)
+        if out is not before[0]:
+            out.close()
 
 
-class _ScreenedStream(io.TextIOBase):
-    """Passes whole lines on to `out`, screened; blank ones are left out."""
+def _is_descriptor(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() == 1
+    except (OSError, ValueError):
+        return False
 
-    def __init__(self, screen: Screen, out: TextIO) -> None:
-        self._screen = screen
-        self._out = out
-        self._held = ""
 
-    def writable(self) -> bool:
-        return True
+def _pass_lines(screen: Screen, reader: int, out: TextIO, stop: threading.Event) -> None:
+    """Blank lines are left out. Ends when told to and nothing is left: a child may stay longer."""
+    held = b""
+    while True:
+        ready = select.select([reader], [], [], 0.05)[0]
+        data = os.read(reader, 1 << 16) if ready else b""
+        if not data and stop.is_set():
+            break
+        *lines, held = (held + data).split(b"\n")
+        _print_lines(screen, lines, out)
+    _print_lines(screen, [held], out)
 
-    def write(self, text: str) -> int:
-        *lines, self._held = (self._held + text).split("\n")
-        for line in lines:
-            if line.strip():
-                print(f"  {screen_text(self._screen, line)}", file=self._out, flush=True)
-        return len(text)
+
+def _print_lines(screen: Screen, lines: list[bytes], out: TextIO) -> None:
+    for line in lines:
+        if text := line.decode("utf-8", "replace").strip():
+            print(f"  {screen_text(screen, text)}", file=out, flush=True)

@@ -34,9 +34,15 @@ def seal_result(run_dir: str | Path, *, screen: Screen, key: bytes) -> dict[str,
     names = _pseudonyms(result, key)
     categories = set((result.get("prompts") or {}).get("categories") or {})
     made = result.get("provenance") or {}
+
+    def show(text: str) -> str:
+        return names.get(text) or (text if text in categories else screen_text(screen, text))
+
     sealed = _walk(
         {name: value for name, value in result.items() if name != "provenance"},
-        lambda text: names.get(text) or (text if text in categories else screen_text(screen, text)),
+        show,
+        # our own keys are words of code; any other key is an id, a category or a text
+        lambda key: key if key.isidentifier() and key not in names else show(key),
     )
     sealed["provenance"] = {
         **{name: made[name] for name in _MACHINE if name in made},
@@ -93,11 +99,11 @@ def _pseudonyms(result: Mapping[str, Any], key: bytes) -> dict[str, str]:
     }
 
 
-def _walk(value: Any, show: Callable[[str], str]) -> Any:
+def _walk(value: Any, show: Callable[[str], str], show_key: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return show(value)
     if isinstance(value, list):
-        return [_walk(item, show) for item in value]
+        return [_walk(item, show, show_key) for item in value]
     if not isinstance(value, Mapping):
         return value
     sealed: dict[str, Any] = {}
@@ -109,6 +115,5 @@ def _walk(value: Any, show: Callable[[str], str]) -> Any:
         elif name in ("failure", "error"):
             sealed[name] = None if item is None else _NO_ANSWER
         else:
-            # our own keys are words of code; any other key is an id, a category or a text
-            sealed[name if name.isidentifier() else show(name)] = _walk(item, show)
+            sealed[show_key(name)] = _walk(item, show, show_key)
     return sealed

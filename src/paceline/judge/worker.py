@@ -72,7 +72,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Court:
-    """What a worker works with. measure: makes one run, in a sandbox, on `device`.
+    """What a worker works with. measure: makes one run, in a sandbox, on `devices`.
 
     parts: which runs an entry gets, "hidden" first. say: told which entry is where, never more.
     """
@@ -84,7 +84,7 @@ class Court:
     screen: Screen
     measure: Callable[[Task], None]
     parts: tuple[str, ...] = ("hidden",)
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
     lease_s: float = 60.0
     max_attempts: int = _MAX_ATTEMPTS
     say: Callable[[str], None] = field(default=lambda _: None)
@@ -103,8 +103,10 @@ def run_worker(court: Court, *, max_entries: int | None = None, wait: bool = Fal
     """
     num_done = 0
     failed: set[int] = set()
-    worker = f"{socket.gethostname()}:{os.getpid()}:{court.device}"
-    with hold_device(court.home, court.device):
+    worker = f"{socket.gethostname()}:{os.getpid()}:{'+'.join(court.devices)}"
+    with contextlib.ExitStack() as stack:
+        for device in court.devices:
+            stack.enter_context(hold_device(court.home, device))
         tidy_up(court.home, court.queue)
         while max_entries is None or num_done < max_entries:
             locks: dict[int, IO[str]] = {}
@@ -193,7 +195,7 @@ def _judge(court: Court, claim: Claim) -> tuple[bool, bool]:
         except _OURS as problem:
             release_entry(court.queue, claim, failed_attempt=False)
             raise type(problem)(screen_error(court.screen, problem)) from None
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             reason = screen_error(court.screen, problem)
             if entry.attempts + 1 < court.max_attempts:
                 release_entry(court.queue, claim, failed_attempt=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ResultError
-from paceline.records import read_json, read_jsonl
+from paceline.records import read_json, read_jsonl, sha256_file
 from paceline.report.fields import pick_list, pick_text, require_format
 from paceline.report.formats import clean_text
 from paceline.report.score_view import name_draft
@@ -142,6 +142,11 @@ def _read_line(path: Path, body: Mapping[str, Any], where: str) -> Submitted:
     result = None
     if state == "measured":
         result = _read_result(folder / "result.json")
+        signed = body.get("result_sha256")
+        if signed is not None and sha256_file(folder / "result.json") != signed:
+            raise ResultError(
+                "is not the result that the judge signed", where=str(folder / "result.json")
+            )
     reason = clean_text(pick_text(body, "reason") or "")
     return Submitted(
         team=clean_text(pick_text(body, "team") or "", limit=64),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
 import sys
 
 import pytest
@@ -57,20 +59,58 @@ def test_errors_of_ours_are_screened_others_are_named_only() -> None:
     assert screen_error(SCREEN, RuntimeError("zebrafish")) == "internal fault (RuntimeError)"
 
 
-def test_what_is_printed_is_screened_once_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def print_in_every_way() -> None:
     from paceline.cli.console import say
 
     with screened_output(SCREEN):
+        handler = logging.StreamHandler(sys.__stderr__)  # a handle from before
         print("starting zebra", end="")
         print("fish now\n\nsecond")
         say("asking about zebrafish")  # as the commands print
-        print("on regrow", file=sys.stderr, end="")
+        print("on regrow", file=sys.stderr)
+        handler.emit(logging.LogRecord("x", 40, "", 0, "log of zebrafish", None, None))
+        subprocess.run([sys.executable, "-c", "print('child: zebrafish')"], check=True)
+        print("no end of zebrafish", end="")
     print("after")
-    printed = capsys.readouterr()
-    shown = (
-        f"  starting {WITHHELD} now\n  second\n  asking about {WITHHELD}\n  on {WITHHELD}\nafter\n"
-    )
-    assert (printed.out, printed.err) == (shown, "")
+
+
+SHOWN = f"""  starting {WITHHELD} now
+  second
+  asking about {WITHHELD}
+  on {WITHHELD}
+  log of {WITHHELD}
+  child: {WITHHELD}
+  no end of {WITHHELD}
+after
+"""
+
+
+def test_what_is_printed_is_screened_once_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    print_in_every_way()
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == (SHOWN, "")
+
+
+def test_an_error_leaves_the_streams_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with screened_output(SCREEN):
+            print("zebrafish")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    print("out")
+    print("err", file=sys.stderr)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == (f"  {WITHHELD}\nout\n", "err\n")
+
+
+def test_a_stream_that_is_no_descriptor_is_screened_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with screened_output(SCREEN):
+        print("about zebrafish")
+    assert capsys.readouterr().out == f"  about {WITHHELD}\n"
 
 
 def test_long_texts_are_cut() -> None:

@@ -115,7 +115,7 @@ def test_request_names_are_pseudonyms_of_this_judge(court: Court, tmp_path: Path
     assert result["provenance"]["command"] == ["paceline", "judge", "run"]
 
 
-def failing(kind: type[Exception], *, in_log: bool = True) -> Any:
+def failing(kind: type[BaseException], *, in_log: bool = True) -> Any:
     def measure_badly(task: Task) -> None:
         task.run_dir.mkdir(parents=True, exist_ok=True)
         if in_log:
@@ -126,13 +126,13 @@ def failing(kind: type[Exception], *, in_log: bool = True) -> Any:
     return measure_badly
 
 
-@pytest.mark.parametrize("kind", [EngineError, ResultError, RuntimeError, KeyError])
+@pytest.mark.parametrize("kind", [EngineError, ResultError, RuntimeError, KeyError, SystemExit])
 def test_a_failing_draft_ends_failed_and_quotes_nothing(
     court: Court,
     tmp_path: Path,
     said: list[str],
     capfd: pytest.CaptureFixture[str],
-    kind: type[Exception],
+    kind: type[BaseException],
 ) -> None:
     court = replace(court, measure=failing(kind), max_attempts=2)
     enter(court, tmp_path)
@@ -170,7 +170,7 @@ def clearing_measure(task: Task) -> None:
 def test_ctrl_c_puts_the_entry_back(court: Court, tmp_path: Path) -> None:
     enter(court, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_worker(replace(court, measure=failing(KeyboardInterrupt, in_log=False)))  # type: ignore[arg-type]
+        run_worker(replace(court, measure=failing(KeyboardInterrupt, in_log=False)))
     (entry,) = list_entries(court.queue)
     assert (entry.state, entry.attempts) == ("queued", 0)
 
@@ -272,7 +272,7 @@ def test_one_worker_a_device(court: Court, tmp_path: Path) -> None:
     with hold_device(court.home, "cpu"):
         with pytest.raises(PlanError, match="another worker of this judge measures on device"):
             run_worker(court)
-        assert run_worker(replace(court, device="cuda:1")) == 1
+        assert run_worker(replace(court, devices=("cuda:1", "cuda:2"))) == 1
 
 
 def test_an_entry_in_somebodys_hands_is_left_alone(court: Court, tmp_path: Path) -> None:
@@ -388,3 +388,28 @@ def test_three_entries_that_fail_in_a_row_stop_the_worker(court: Court, tmp_path
         ("queued", 0),
     ]
     assert run_worker(replace(court, measure=clearing_measure)) == 4
+
+
+def test_ids_that_look_like_code_are_no_keys_of_a_sealed_result(tmp_path: Path) -> None:
+    from paceline.judge.screen import build_screen
+    from paceline.judge.seal import seal_result
+
+    secret = "CANARY7f3a"  # as an id it could be a name in a program
+    result = {
+        "arms": {"candidate": {"requests": [{"id": secret, "failure": f"on {secret}"}]}},
+        "by_prompt": {secret: {"slow": True}, "two words": 1},
+        "notes": [f"prompt {secret} was slow", secret],
+        "new_field": {"token_ids": [1, 2], "plain_token": "x", "deep": [{"text": secret}]},
+        "provenance": {"command": ["paceline", secret], "python": "3.11"},
+    }
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    sealed = seal_result(tmp_path, screen=build_screen([secret]), key=bytes(32))
+    assert secret.lower() not in json.dumps(sealed).lower()
+    (name,) = {e["id"] for e in sealed["arms"]["candidate"]["requests"]}
+    assert sealed["by_prompt"][name] == {"slow": True}
+    assert sealed["new_field"] == {"token_ids": [], "plain_token": None, "deep": [{"text": None}]}
+    assert sealed["provenance"] == {
+        "python": "3.11",
+        "command": ["paceline", "judge", "run"],
+        "inputs": {},
+    }
