@@ -191,6 +191,9 @@ def main() -> None:
     figures["within_promise"] = {
         "shallow": shallow_s <= SHALLOW_S and figures["shallow"]["peak_bytes"] <= SHALLOW_BYTES,
         "deep": best_deep <= DEEP_SHARE * best_hash and figures["deep"]["peak_bytes"] <= DEEP_BYTES,
+        "hostile": figures["hostile"]["slowest_s"] <= HOSTILE_S
+        and figures["hostile"]["peak_bytes"] <= HOSTILE_BYTES
+        and all(one["exit_code"] == 2 for one in hostile.values()),
     }
     print(json.dumps(figures, indent=2))
     if options.keep:
