@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.draft import build_mtp_config
 from paceline.draft.mtp import build_mtp_rules, read_mtp_sizes
 from paceline.errors import DraftError
-from paceline.safetensors_header import TensorInfo
+from paceline.safetensors_header import DTYPE_BYTES, TensorInfo
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
@@ -19,6 +19,7 @@ __all__ = ["check_estimate", "check_load"]
 _LOAD_FACTOR = 4  # of the contest's file limit
 _TABLE_BYTES = 2 + 3 * 4  # an entry of the 16-bit rotary table, and float32 while it is computed
 _MAX_ROWS = 2**22  # more rows are refused by cfg.pos
+_CAST = ("BF16", "F16", "F32", "F64")
 _NOT_HELD = ("t2d",)
 
 
@@ -94,13 +95,14 @@ def check_load(case: Case) -> Iterator[Finding]:
 
 
 def _resident_bytes(name: str, tensor: TensorInfo) -> int:
-    """In the engine's own dtype; rows of a head or an embedding are rounded up to 64."""
+    """Floats in 16 bits, packed weights and maps as stored; vocabulary rows rounded up to 64."""
     if name in _NOT_HELD:
         return 0
     elements = tensor.num_elements
     if name.endswith(("lm_head.weight", "embed_tokens.weight")) and tensor.shape:
         elements = elements // tensor.shape[0] * (-(-tensor.shape[0] // 64) * 64)
-    return elements * (8 if tensor.dtype in ("I64", "U64") else 2)
+    width = 2 if tensor.dtype in _CAST else DTYPE_BYTES[tensor.dtype]
+    return elements * width
 
 
 def _read_layers(case: Case) -> _Layers | None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from bad_folders import build_packed
 from builders import build_draft, build_target_facts
 from contract_cases import CASES, build_tensors_of, write_folder
 
@@ -77,6 +78,28 @@ def test_medusa_keeps_no_keys_and_values(target: TargetFacts) -> None:
     weights = 2 * (3 * 64 * 64 + 256 * 64)
     report = check("medusa, one output layer", target, rules=None)
     assert found(report) == {"note": f"{weights:,} bytes"}
+
+
+def test_packed_weights_count_as_stored(tmp_path: Path) -> None:
+    plain = validate_draft(build_draft(tmp_path / "a"), target=build_target_facts(tmp_path))
+    packed = validate_draft(build_packed(tmp_path / "b"), target=build_target_facts(tmp_path))
+    held = {
+        report: int(found(report)["note"].split()[0].replace(",", "")) for report in (plain, packed)
+    }
+    # q 16 x 32, k and v 8 x 32, o 16 x 16, and three of 32 x 16: 16 bits against 4, and the scales
+    elements = 16 * 32 + 2 * 8 * 32 + 16 * 16 + 3 * 32 * 16
+    scales = sum(
+        tensor["data_offsets"][1] - tensor["data_offsets"][0]
+        for name, tensor in read_table(tmp_path / "b" / "model.safetensors").items()
+        if name.endswith(("_scale", "_shape"))
+    )
+    assert held[plain] - held[packed] == elements * 2 - elements // 2 - scales
+
+
+def read_table(path: Path) -> dict[str, dict[str, list[int]]]:
+    data = path.read_bytes()
+    table = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: entry for name, entry in table.items() if name != "__metadata__"}
 
 
 def test_loading_counts_files_casts_and_rotary_tables(tmp_path: Path) -> None:
