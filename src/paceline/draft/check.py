@@ -62,6 +62,7 @@ def check_config_keys(
         return []
     problems = list(_check_names(family, variant, config))
     problems += _check_object(variant.keys, config, "", (family, variant), skip)
+    problems += _check_window(config)
     for key, keys in variant.nested.items():
         inner = config.get(key)
         if isinstance(inner, Mapping):
@@ -95,6 +96,27 @@ def _check_names(family: str, variant: Variant, config: Mapping[str, Any]) -> It
             expected=" or ".join(variant.model_types),
             message="the model_type decides which config vLLM reads, and can change the method",
             fix=f'Write "model_type": "{variant.model_types[0]}".',
+        )
+
+
+def _check_window(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Qwen's config classes drop sliding_window unless use_sliding_window is true: a sliding layer
+    then has full attention, or, in a DFlash draft, stops vLLM."""
+    types, inner = config.get("layer_types"), config.get("dflash_config")
+    own = isinstance(inner, Mapping) and inner.get("swa_window_size") is not None
+    slides = isinstance(types, list) and "sliding_attention" in types
+    if config.get("model_type") not in ("qwen2", "qwen3") or not slides or own:
+        return
+    if config.get("use_sliding_window") is not True:
+        yield Problem(
+            rule="cfg.unread",
+            file=_FILE,
+            where="sliding_window",
+            found=show_value(config.get("sliding_window")),
+            expected='"use_sliding_window": true',
+            message="'sliding_window' has no effect: Qwen's config drops it unless"
+            " use_sliding_window is true",
+            fix='Write "use_sliding_window": true beside it.',
         )
 
 

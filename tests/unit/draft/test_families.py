@@ -216,6 +216,34 @@ def test_qwen2_never_reads_head_dim() -> None:
     assert "hidden_size / num_attention_heads" in told[0].message
 
 
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        ({}, False),
+        ({"sliding_window": 512}, False),  # no layer slides: nobody expects it to
+        ({"layer_types": ["sliding_attention"], "sliding_window": 512}, True),
+        (
+            {
+                "layer_types": ["sliding_attention"],
+                "sliding_window": 512,
+                "use_sliding_window": True,
+            },
+            False,
+        ),
+        (
+            {
+                "layer_types": ["sliding_attention"],
+                "dflash_config": {"mask_token_id": 9, "swa_window_size": 512},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_window_that_qwens_config_drops(change: dict[str, Any], is_told: bool) -> None:
+    told = [p.where for p in check_config_keys("dflash", {**DFLASH, **change})]
+    assert ("sliding_window" in told) == is_told
+
+
 # quantised layers: words and scales by hand
 
 
