@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from builders import build_target_facts, random_bf16, write_safetensors
 from contract_cases import CASES, Case, build_tensors_of, write_folder
+from odd_drafts import ODD_DRAFTS
 from user_cases import USER_CASES, UserCase
 
+from paceline.draft import read_draft
 from paceline.rules import read_rules
 from paceline.target import TargetFacts, read_target
 from paceline.validate import validate_draft
@@ -64,3 +66,11 @@ def test_a_folder_that_vllm_loads_is_not_refused(case: Case, tmp_path: Path) -> 
     target = read_target(tmp_path / "target", require_weights=False)
     report = validate_draft(folder, target=target)
     assert [item for item in report.findings if item.severity == "error"] == []
+
+
+@pytest.mark.parametrize("name", ODD_DRAFTS)
+def test_an_odd_draft_is_not_refused(name: str, tmp_path: Path) -> None:
+    make, verdict = ODD_DRAFTS[name]
+    report = validate_draft(make(tmp_path / "d"), target=build_target_facts(tmp_path), deep=True)
+    assert report.verdict == verdict, [f for f in report.findings if f.severity != "note"]
+    read_draft(tmp_path / "d")
