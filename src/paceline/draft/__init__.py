@@ -1,6 +1,7 @@
 """The draft folder: what it must hold, how it is read, how it is written."""
 
-from paceline.draft.check import check_config_keys, check_tensors, has_kind
+from paceline.draft.check_keys import check_config_keys, has_kind
+from paceline.draft.check_tensors import check_tensors
 from paceline.draft.config import build_eagle3_config
 from paceline.draft.contracts import (
     SPEC_KEYS,

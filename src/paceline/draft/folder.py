@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.draft.check import has_kind
+from paceline.draft.check_keys import has_kind
 from paceline.draft.index import INDEX_NAME, check_index
 from paceline.draft.rows import Key
 from paceline.draft.table import FAMILIES

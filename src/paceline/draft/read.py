@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.draft.check import check_config_keys, check_tensors
+from paceline.draft.check_keys import check_config_keys
+from paceline.draft.check_tensors import check_tensors
 from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
 from paceline.draft.taps import check_tapped_layers

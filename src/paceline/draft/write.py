@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.draft.check import check_config_keys, check_tensors
+from paceline.draft.check_keys import check_config_keys
+from paceline.draft.check_tensors import check_tensors
 from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import check_spec
 from paceline.draft.read import Draft, read_draft
