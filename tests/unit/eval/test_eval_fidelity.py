@@ -194,6 +194,14 @@ def test_one_shorter_answer_is_chance_and_all_are_not() -> None:
     assert gate(cut(20)) == ["its text is on average 27.00 tokens shorter"]
 
 
+def test_what_chance_explains_is_no_reason() -> None:
+    """Three of eight are cut: 10 tokens shorter on average, beyond the limit, within ± 11.7."""
+    plain = texts(**many(8, lambda i: range(i, i + 30)))
+    arm = texts(**many(8, lambda i: range(i, i + (3 if i < 3 else 30))))
+    assert gate(arm, plain) == []
+    assert gate(texts(**many(8, lambda i: range(i, i + (3 if i < 6 else 30)))), plain) != []
+
+
 def test_answers_that_no_longer_end() -> None:
     arm = texts(reason="length", **many(20, lambda i: range(i, i + 30)))
     assert gate(arm) == ["its text is on average 1.00 of the answers fewer end by themselves"]

@@ -90,6 +90,8 @@ def test_floor_is_kept_and_found_again(tmp_path: Path) -> None:
     assert find_noise_floor(more) == floor
     assert find_noise_floor(fewer) is None
     assert find_noise_floor({**result, "rules": {"sha256": "0" * 64}}) is None
+    small = {**result, "prompts": {**result["prompts"], "num_prompts": 7}}
+    assert find_noise_floor(small) is None
     quick = {**result, "protocol": {"kind": "quick"}}
     assert find_noise_floor(quick) is None
 

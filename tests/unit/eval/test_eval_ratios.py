@@ -10,9 +10,11 @@ import pytest
 from scripted import build_rules
 
 from paceline.errors import ResultError
+from paceline.eval.figures import geomean_figure, spread_over_prompts, tau_figure
 from paceline.eval.pairing import build_pairing, included_for_tpot
 from paceline.eval.ratios import compute_ratios, measure_pairing, memory_ratio
-from paceline.eval.statistics import t_quantile
+from paceline.eval.resampling import draw_replicates
+from paceline.eval.statistics import measure_spread, t_quantile
 
 RULES = build_rules(min_tokens_for_tpot="4", num_resamples="500")
 BY_MEDIANS = build_rules(
@@ -185,6 +187,25 @@ def test_replicates_have_the_variance_that_the_cells_say() -> None:
     assert covariance == pytest.approx(np.mean(drawn.tau_tpot), rel=0.15)
 
 
+def test_a_resample_that_is_the_sample_has_its_spread() -> None:
+    """Also with a category of one prompt, whose variance is the others' average."""
+    lone = ("chat-1-1", "chat-1-2", "chat-2-0", "chat-2-1", "chat-2-2")
+    base, mine = ([e for e in arm if e["id"] not in lone] for arm in MANY.values())
+    pairing = build_pairing(base, mine, {e["id"] for e in base})
+    assert sorted(pairing.sizes) == [1, 6]
+    tau, tpot = tau_figure(pairing), geomean_figure(pairing)
+    assert tau is not None
+    assert tpot is not None
+    same = [np.arange(size)[None, :] for size in pairing.sizes]
+    drawn = draw_replicates(pairing, spread_over_prompts(tpot), same)
+    for figure, found in ((tau, drawn.tau_tau), (tpot, drawn.tpot_tpot)):
+        spread = measure_spread(figure.cells)
+        assert spread is not None
+        assert found[0] == pytest.approx(spread.prompts, rel=1e-12)
+    assert drawn.log_tau[0] == pytest.approx(tau.log, rel=1e-12)
+    assert drawn.tpot[0] == pytest.approx(0.0, abs=1e-15)
+
+
 def test_score_interval_reacts_to_both_terms_and_to_the_cap() -> None:
     _, score, _ = ratios(arms=MANY)
     assert score["low"] < score["value"] < score["high"]
@@ -212,7 +233,8 @@ def test_blocks_are_pooled_and_paired() -> None:
             assert two[name][key] == pytest.approx(one[name][key], rel=1e-9), (name, key)
 
 
-def test_a_block_of_its_own_widens_the_interval() -> None:
+@pytest.mark.parametrize("rules", [RULES, BY_MEDIANS])
+def test_a_block_of_its_own_widens_the_interval(rules: Any) -> None:
     def slowed(factors: tuple[float, ...]) -> Any:
         return {
             name: [
@@ -223,8 +245,8 @@ def test_a_block_of_its_own_widens_the_interval() -> None:
             for name, arm in MANY.items()
         }
 
-    steady = ratios(arms=slowed((1.0,) * 6))[0]["tpot"]
-    moving = ratios(arms=slowed((0.8, 1.25) * 3))[0]["tpot"]
+    steady = ratios(rules, slowed((1.0,) * 6))[0]["tpot"]
+    moving = ratios(rules, slowed((0.7, 1 / 0.7) * 3))[0]["tpot"]
     assert moving["value"] == pytest.approx(steady["value"], rel=1e-9)
     assert moving["high"] - moving["low"] > 1.1 * (steady["high"] - steady["low"])
 
