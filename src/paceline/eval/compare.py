@@ -154,7 +154,7 @@ def _measure(result: Result, rules: Rules) -> Measured:
         raise ResultError("a run has no baseline", where="compare", expected="one in every run")
     entries = {name: arm["requests"] for name, arm in arms.items()}
     included, _ = included_for_tpot(entries, min_tokens=rules.protocol.min_tokens_for_tpot)
-    pairing = build_pairing(entries["baseline"], entries["candidate"], included)
+    pairing = build_pairing(entries["baseline"], entries["candidate"], included, by_name=True)
     return measure_pairing(pairing, rules, seed=result["seed"])
 
 

@@ -32,7 +32,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """categories and the ids in each, sorted by name; the j-th blocks of both arms are a pair."""
+    """categories, sorted, and the ids in each; the j-th blocks of both arms are a pair."""
 
     categories: tuple[str, ...]
     ids: tuple[tuple[str, ...], ...]
@@ -76,13 +76,21 @@ def included_for_tpot(
 
 
 def build_pairing(
-    baseline: Sequence[Entry], candidate: Sequence[Entry], included: set[str]
+    baseline: Sequence[Entry],
+    candidate: Sequence[Entry],
+    included: set[str],
+    *,
+    by_name: bool = False,
 ) -> Pairing:
-    """Pairs two arms by prompt and block. Raises ResultError where one lacks what the other has."""
+    """Pairs two arms by prompt and block. Raises ResultError where one lacks what the other has.
+
+    Prompts stand in the order in which the baseline answered them, so that a file whose ids were
+    replaced by pseudonyms gives the same draws; by_name: sorted, so that two runs line up.
+    """
     tables = {"baseline": _by_id(baseline), "candidate": _by_id(candidate)}
-    ids = sorted(tables["baseline"])
+    ids = sorted(tables["baseline"]) if by_name else list(tables["baseline"])
     blocks = {len(found) for table in tables.values() for found in table.values()}
-    if ids != sorted(tables["candidate"]) or len(blocks) > 1:
+    if set(ids) != set(tables["candidate"]) or len(blocks) > 1:
         raise ResultError("the arms answered different prompts", where="arms")
     groups: dict[str, list[str]] = {}
     for name in ids:

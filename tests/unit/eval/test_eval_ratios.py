@@ -251,6 +251,15 @@ def test_a_block_of_its_own_widens_the_interval(rules: Any) -> None:
     assert moving["high"] - moving["low"] > 1.1 * (steady["high"] - steady["low"])
 
 
+def test_other_names_give_the_same_intervals() -> None:
+    """A judge publishes pseudonyms: the numbers can still be recomputed from the file."""
+    renamed = {
+        name: [{**e, "id": f"hidden-{hash(e['id']) % 10**9}"} for e in arm]
+        for name, arm in MANY.items()
+    }
+    assert ratios(arms=renamed) == ratios(arms=MANY)
+
+
 def test_arms_with_other_blocks_are_refused() -> None:
     twice = [*BASELINE, *({**e, "block": 1} for e in BASELINE)]
     with pytest.raises(ResultError, match="different prompts"):
