@@ -198,13 +198,13 @@ CASES: tuple[Case, ...] = (
         {**_EAGLE3, "quantization_config": quantize("int", 4, 32)},
     ),
     _case(
-        "draft_model, int8 weights by rows",
+        "draft_model, int4 weights by rows",
         "draft_model",
         {
             **_WHOLE,
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "quantization_config": quantize("int", 8, None),
+            "quantization_config": quantize("int", 4, None),
         },
     ),
     _case(

@@ -2,7 +2,8 @@
 
 Source of the facts: vllm/model_executor/layers/quantization/compressed_tensors/ of 0.31.0. eagle3,
 dflash and draft_model read their own `quantization_config`; an MTP head takes the target's, and
-Medusa's blocks are plain layers. Held against vLLM's loader by the contract flow test.
+Medusa's blocks are plain layers. int4 and FP8 are held against vLLM's loader by the contract flow
+test; int8 has no kernel in vLLM's CPU build, so its rows are read from the source alone.
 """
 
 from __future__ import annotations
