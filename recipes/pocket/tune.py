@@ -69,9 +69,10 @@ def sampling(args: argparse.Namespace, temperature: float) -> Any:
 
 def own(args: argparse.Namespace) -> dict[str, Any]:
     """Pocket's own answers to the training prompts, most of them greedy, as a data folder."""
-    began, folder = time.monotonic(), args.work / "data"
+    folder = args.work / "data"
     shutil.rmtree(folder, ignore_errors=True)
     llm = build_engine(args)
+    began = time.monotonic()  # the minutes are of answering
     tokenizer = open_tokenizer(args.target, thinking=args.thinking)
     prompts = read_prompts(f"train:{args.num_prompts}").prompts
     leaked = {o.training_id for o in contamination(list(prompts), read_prompts("held-out").prompts)}

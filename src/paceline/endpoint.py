@@ -121,8 +121,9 @@ class MemoryFacts:
 
     weights_bytes: unique device storages of the draft's parameters, less those the target owns
     (packed CPU linears counted by shape); buffers_bytes likewise for buffers.
-    kv_bytes: KV cache with the draft minus without, by vLLM's own specs and grouping.
-    state_bytes: recurrent state, already inside kv_bytes' difference on hybrids, else 0.
+    kv_bytes, state_bytes: what one sequence takes of the pool in attention and in recurrent groups,
+    with the draft minus without, by vLLM's own specs and grouping. On a hybrid target blocks change
+    size, so bytes move between the two and one may be negative; their sum is what counts.
     shared: names of draft tensors that live in the target's storages.
     """
 

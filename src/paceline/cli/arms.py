@@ -40,15 +40,18 @@ def build_arm_plan(
     max_num_seqs: int = 8,
     device: str | None = None,
 ) -> Plan:
-    """A plan for "none", a model-free method by name, a bundled draft or a draft folder.
+    """A plan for "none", "native", a model-free method by name, a bundled draft or a draft folder.
 
     max_model_len: None takes the plan's own choice, or num_tokens where that is more.
     """
-    from paceline.draft import read_draft, resolve_draft
+    from paceline.draft import NATIVE, read_draft, read_native_draft, resolve_draft
     from paceline.serve import build_plan
 
     by_name = draft in METHODS and not METHODS[draft].has_weights and not Path(draft).exists()
-    read = None if by_name else read_draft(resolve_draft(draft))
+    if draft == NATIVE:
+        read = read_native_draft(target, num_speculative_tokens=num_speculative_tokens or 3)
+    else:
+        read = None if by_name else read_draft(resolve_draft(draft))
 
     def plan_for(length: int | None) -> Plan:
         return build_plan(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.arms import Arm, build_arm_plan, is_same, open_arm, open_arms
 from paceline.cli.console import progress, say
 from paceline.cli.disk import require_room
+from paceline.cli.protocol import keep_floor, require_protocol
 from paceline.errors import MissingExtraError, PlanError, ResultError
 from paceline.methods import METHODS
 
@@ -26,7 +27,6 @@ __all__ = [
     "Questions",
     "build_questions",
     "finish_run",
-    "keep_floor",
     "measure_drafts",
     "measure_endpoints",
     "measure_in_cycles",
@@ -70,16 +70,18 @@ def measure_drafts(
     thinking: Thinking = "none",
     cycles: Cycles | None = None,
     against_itself: bool = False,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Plans every arm before anything starts, measures, replays, returns the result.
 
     cycles: fresh servers in A B B A blocks; None is one quick pass with all servers side by side.
     against_itself: the draft is its own baseline on a server of its own; no baseline is given.
+    seed: of the order in which arms take turns, and of the resamples.
     """
     from paceline.rules import read_rules
     from paceline.target import read_target
 
-    _require_protocol(baseline, cycles, against_itself)
+    require_protocol(baseline, cycles, against_itself)
     rules = read_rules(rules_name)
     target = read_target(target_name)
     questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
@@ -101,26 +103,13 @@ def measure_drafts(
     _require_run_folder(out)
     require_room(out)
     if cycles is not None:
-        measure_in_cycles(cycles, arms, target, rules, questions, out=out)
+        measure_in_cycles(cycles, arms, target, rules, questions, out=out, seed=seed)
     else:
         with open_arms(arms, out) as endpoints:
-            measure_endpoints(endpoints, arms, target, rules, questions, out=out)
+            measure_endpoints(endpoints, arms, target, rules, questions, out=out, seed=seed)
     if against_itself:
         keep_floor(out, rules)
     return finish_run(out, arms, target, rules, with_replay=with_replay, thinking=thinking)
-
-
-def keep_floor(out: Path, rules: Rules) -> None:
-    """Keeps what a draft differed from itself by as this machine's noise floor."""
-    from paceline.eval import keep_noise_floor, measure_noise_floor
-    from paceline.records import read_json
-
-    floor = measure_noise_floor(read_json(out / "result.json"), rules)
-    path = keep_noise_floor(floor)
-    say(
-        f"noise floor of this machine: {floor['score']:.2f} points of score, "
-        f"{floor['tpot']:.2%} of time per token; kept in {path}"
-    )
 
 
 def measure_in_cycles(
@@ -132,6 +121,7 @@ def measure_in_cycles(
     *,
     out: Path,
     open_one: Callable[[Arm, Path], AbstractContextManager[Endpoint]] = open_arm,
+    seed: int = 0,
 ) -> None:
     """Measures each block on a server of its own and writes requests.jsonl and result.json."""
     from paceline.eval import measure_cycles
@@ -143,12 +133,17 @@ def measure_in_cycles(
             cycles=cycles,
             with_plain="plain" in by_name,
             on_progress=show,
-            **_describe_run(arms, target, rules, questions, out),
+            **_describe_run(arms, target, rules, questions, out, seed),
         )
 
 
 def _describe_run(
-    arms: list[Arm], target: TargetFacts, rules: Rules, questions: Questions, out: Path
+    arms: list[Arm],
+    target: TargetFacts,
+    rules: Rules,
+    questions: Questions,
+    out: Path,
+    seed: int,
 ) -> dict[str, Any]:
     from paceline.records import build_provenance
 
@@ -162,8 +157,9 @@ def _describe_run(
         "prompt_set_name": questions.name,
         "prompt_set_sha256": questions.sha256,
         "thinking": questions.thinking,
+        "seed": seed,
         "provenance": build_provenance(
-            seed=0,
+            seed=seed,
             inputs={arm.name: arm.draft.sha256 for arm in arms if arm.draft is not None},
         ),
     }
@@ -270,6 +266,7 @@ def measure_endpoints(
     questions: Questions,
     *,
     out: Path,
+    seed: int = 0,
 ) -> None:
     """Asks every arm every prompt and writes requests.jsonl and result.json."""
     from paceline.eval import measure_run
@@ -280,7 +277,7 @@ def measure_endpoints(
             baseline=endpoints.get("baseline"),
             candidate=endpoints.get("candidate") or endpoints["baseline"],
             on_progress=show,
-            **_describe_run(arms, target, rules, questions, out),
+            **_describe_run(arms, target, rules, questions, out, seed),
         )
 
 
@@ -341,7 +338,8 @@ def _replay(arm: Arm, answers: list[Answer], target: TargetFacts) -> Any:
     assert arm.draft is not None
     say(f"replaying the served steps of {arm.name} through the trainer's own forward ...")
     texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
-    return replay_draft(arm.draft, target, texts, device=arm.plan.device)
+    k = arm.plan.num_speculative_tokens
+    return replay_draft(arm.draft, target, texts, num_speculative_tokens=k, device=arm.plan.device)
 
 
 def _has_weights(arm: Arm) -> bool:
@@ -358,20 +356,6 @@ def _require_run_folder(out: Path) -> None:
             where=str(out),
             expected="a new folder, or one that `paceline eval` began",
             fix="Choose another --out.",
-        )
-
-
-def _require_protocol(baseline: str | None, cycles: Cycles | None, against_itself: bool) -> None:
-    if against_itself and baseline is not None:
-        raise PlanError(
-            "--baseline has no effect with --noise-floor: the draft is its own baseline",
-            fix="Leave one of them out.",
-        )
-    if cycles is not None and baseline is None and not against_itself:
-        raise PlanError(
-            "cycles of blocks need a second arm",
-            expected="--baseline, or --noise-floor",
-            fix="Leave --cycles out to measure one draft alone.",
         )
 
 

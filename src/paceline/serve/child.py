@@ -288,7 +288,8 @@ def _serve(channel: _Channel, parent: _Parent) -> None:
         elif operation == "memory":
             channel.send("done", result=engine.memory(message["context_tokens"]))
         elif operation == "inspect":
-            channel.send("done", result=engine.engine.collective_rpc(message["method"])[0])
+            found = engine.engine.collective_rpc(message["method"], args=tuple(message["args"]))
+            channel.send("done", result=found[0])
         elif operation == "close":
             channel.send("done", result=None)
             return

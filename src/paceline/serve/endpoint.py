@@ -224,6 +224,12 @@ class VllmEndpoint:
         values = {field.name: found[field.name] for field in fields(MemoryFacts)}
         return MemoryFacts(**{**values, "shared": tuple(values["shared"])})
 
+    def pool(self, *, context_tokens: int = 16384) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What one sequence takes of the cache pool: with the draft, without (serve/pool.py)."""
+        ask = {"method": "paceline_pool", "args": [context_tokens]}
+        with_draft, without = self._ask("inspect", ask)
+        return with_draft, without
+
     def close(self) -> None:
         """Ends the engine and everything it started. Safe to call twice."""
         if not self._closed:
@@ -304,6 +310,7 @@ _DOING = {
     "text_logprobs": "scoring texts",
     "counters": "reading its counters",
     "memory": "measuring memory",
+    "inspect": "looking into the worker",
 }
 
 

@@ -7,9 +7,9 @@ is counted by its shape.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from typing import Any
+
+from paceline.serve.pool import measure_pool
 
 __all__ = ["Inspector"]
 
@@ -39,16 +39,21 @@ class Inspector:
         weights, names_w, shared_w = _count(draft.named_parameters(), owned)
         packed = _packed_linears(draft, runner.get_model())
         buffers, names_b, shared_b = _count(draft.named_buffers(), owned)
-        kv_bytes, state_bytes = _cache_bytes(runner, draft, context_tokens)
+        pool, plain = measure_pool(runner, draft, context_tokens)
         return {
             "context_tokens": context_tokens,
             "weights_bytes": weights + sum(packed.values()),
             "buffers_bytes": buffers,
-            "kv_bytes": kv_bytes,
-            "state_bytes": state_bytes,
+            "kv_bytes": pool["kv_bytes"] - plain["kv_bytes"],
+            "state_bytes": pool["state_bytes"] - plain["state_bytes"],
             "shared": sorted({*shared_w, *shared_b}),
             "tensors": {**names_w, **packed, **names_b},
         }
+
+    def paceline_pool(self, context_tokens: int) -> list[dict[str, Any]]:
+        """What one sequence takes of the pool: with the draft, without (see measure_pool)."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        return list(measure_pool(runner, _draft_model(runner), context_tokens))
 
 
 def _custom_proposer(runner: Any) -> dict[str, str | None]:
@@ -117,39 +122,3 @@ def _packed_linears(draft: Any, target: Any) -> dict[str, int]:
         columns = getattr(module, "input_size_per_partition", module.input_size)
         found[f"{name}.weight"] = rows * columns * weight.element_size()
     return found
-
-
-def _cache_bytes(runner: Any, draft: Any, context_tokens: int) -> tuple[int, int]:
-    """KV bytes of one sequence with the draft's layers minus without, by vLLM's own grouping.
-
-    On a hybrid target K also adds recurrent state slots; they are in the difference, and the second
-    number is 0: nothing is counted twice.
-    """
-    config = runner.vllm_config
-    specs = runner.get_kv_cache_spec()
-    modules = set(draft.modules())
-    context = config.compilation_config.static_forward_context
-    drafts = {name for name in specs if context.get(name) in modules}
-    with_draft = _max_bytes(config, specs, context_tokens)
-    without = {
-        name: _without_speculation(spec) for name, spec in specs.items() if name not in drafts
-    }
-    plain = copy.copy(config)
-    plain.speculative_config = None
-    return with_draft - _max_bytes(plain, without, context_tokens), 0
-
-
-def _without_speculation(spec: Any) -> Any:
-    if getattr(spec, "num_speculative_blocks", 0):
-        return dataclasses.replace(spec, num_speculative_blocks=0)
-    return spec
-
-
-def _max_bytes(config: Any, specs: dict[str, Any], context_tokens: int) -> int:
-    from vllm.v1.core import kv_cache_utils
-
-    config = copy.copy(config)
-    config.model_config = copy.copy(config.model_config)
-    config.model_config.max_model_len = context_tokens
-    groups = kv_cache_utils.get_kv_cache_groups(config, dict(specs))
-    return int(kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups))

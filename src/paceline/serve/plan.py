@@ -61,7 +61,7 @@ class Plan:
     @property
     def draft_name(self) -> str | None:
         """Name of the draft's folder inside the staging folder; None where none is staged."""
-        if self.draft is None or not METHODS[self.method].has_weights:
+        if self.draft is None or self.draft.is_native or not METHODS[self.method].has_weights:
             return None
         name: str = self.engine_args["speculative_config"]["model"]
         return name
@@ -135,6 +135,8 @@ def build_plan(
         "seed": seed,
         "worker_extension_cls": "paceline.serve.inspector.Inspector",
     }
+    if device == "cuda" and target.is_hybrid:
+        engine_args["gdn_prefill_backend"] = "triton"  # the other one needs FlashInfer's kernels
     if kv_cache_bytes is not None:
         engine_args["kv_cache_memory_bytes"] = kv_cache_bytes
     speculative = _speculation(method, draft, k, ngram_min, ngram_max, notes)
@@ -222,7 +224,7 @@ def _speculation(
         "rejection_sample_method": "standard",
         "draft_sample_method": "greedy",
     }
-    if draft is not None:
+    if draft is not None and not draft.is_native:  # without a model vLLM takes the target's head
         config["model"] = content_name("draft", draft.sha256, draft.path)
         # the draft is always read as safetensors, whatever the target is
         config["draft_load_config"] = {"load_format": "safetensors"}

@@ -31,7 +31,7 @@ from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.families.mtp import Mtp
 from paceline.train.features import FrozenTarget, load_frozen_target
-from paceline.train.losses import head_loss
+from paceline.train.losses import LossTerms, head_loss
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
@@ -160,7 +160,7 @@ def train_step(
 ) -> StepResult:
     """Forward of one batch: the K-step unroll and its loss."""
     head = frozen.head_VD if module.lm_head is None else module.lm_head.weight
-    num_steps = len(batch.source_KM)
+    num_steps, mix = len(batch.source_KM), recipe.loss
     outputs, _ = module.unroll(
         batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
     )
@@ -174,8 +174,7 @@ def train_step(
         teacher_head_VD=teacher_head_VD,
         labels_M=batch.labels_M,
         weights_KM=batch.weights_KM,
-        soft=recipe.loss.soft,
-        hard=recipe.loss.hard,
+        terms=LossTerms(soft=mix.soft, hard=mix.hard, variation=mix.variation, reverse=mix.reverse),
         block=block_rows(len(head), num_steps, head.device),
         chunk=chunk_rows(len(head), head.device),
     )

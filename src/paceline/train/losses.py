@@ -3,9 +3,12 @@
 For each supervised token m (a position p of the text) the teacher is the target at p-1, and up to K
 unroll steps predict it: step j from base p-2-j. With p_s the draft's and q the target's softmax:
 
-    loss = sum_{k,m} w[k,m] * ( soft * KL(q || p_s) + hard * CE(p_s, label) )
+    loss = sum_{k,m} w[k,m] * ( soft * KL(q || p_s) + hard * CE(p_s, label)
+                                + variation * TV(p_s, q) + reverse * KL(p_s || q) )
 
-where label is the target's likeliest token, since greedy serving accepts exactly that one. Over a
+where label is the target's likeliest token, since greedy serving accepts exactly that one, and
+TV = 1/2 sum |p_s - q| is what sampled serving rejects (Leviathan et al. 2023, arXiv:2211.17192,
+theorem 3.5; as a draft's loss: DistillSpec, arXiv:2310.08461, where the four are compared). Over a
 reduced draft vocabulary q is the target's softmax over those tokens alone.
 
 `head_loss` walks the tokens in blocks: the logits of a block are one product, and become their own
@@ -23,7 +26,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["HeadLoss", "head_loss"]
+__all__ = ["HeadLoss", "LossTerms", "head_loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """Weights of the four terms above; a term of weight 0 costs nothing."""
+
+    soft: float = 0.0
+    hard: float = 0.0
+    variation: float = 0.0
+    reverse: float = 0.0
+
+    @property
+    def needs_target(self) -> bool:
+        return bool(self.soft or self.variation or self.reverse)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +59,7 @@ def head_loss(
     teacher_head_VD: Tensor,
     labels_M: Tensor,
     weights_KM: Tensor,
-    soft: float,
-    hard: float,
+    terms: LossTerms,
     block: int,
     chunk: int,
 ) -> HeadLoss:
@@ -60,8 +76,7 @@ def head_loss(
         teacher_head_VD,
         labels_M,
         weights_KM,
-        soft,
-        hard,
+        terms,
         block,
         chunk,
     )
@@ -78,8 +93,7 @@ class _HeadLoss(torch.autograd.Function):
         teacher_head_VD: Tensor,
         labels_M: Tensor,
         weights_KM: Tensor,
-        soft: float,
-        hard: float,
+        terms: LossTerms,
         block: int,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
@@ -95,7 +109,7 @@ class _HeadLoss(torch.autograd.Function):
             rows = slice(start, min(start + block, num_tokens))
             student_KBD = student_KMD[:, rows]
             scores_KBV = student_KBD @ head.T  # turns into its own gradient below
-            teacher_BV = teacher_MD[rows].to(dtype) @ teacher_head.T if soft else None
+            teacher_BV = teacher_MD[rows].to(dtype) @ teacher_head.T if terms.needs_target else None
             weights_KB, labels_B = weights_KM[:, rows].to(wide), labels_M[rows]
             for first in range(0, rows.stop - rows.start, chunk):
                 part = slice(first, first + chunk)
@@ -104,8 +118,7 @@ class _HeadLoss(torch.autograd.Function):
                     None if teacher_BV is None else teacher_BV[part],
                     labels_B[part],
                     weights_KB[:, part],
-                    soft,
-                    hard,
+                    terms,
                 )
                 total += value
                 correct[:, rows][:, part] = right
@@ -121,7 +134,7 @@ class _HeadLoss(torch.autograd.Function):
         d_student, d_head = ctx.saved_tensors
         grad_head = None if d_head is None else d_head * d_loss
         grad_student = d_student * d_loss.to(d_student.dtype)
-        return (grad_student, grad_head, *([None] * 8))
+        return (grad_student, grad_head, *([None] * 7))
 
 
 def _in_place(
@@ -129,11 +142,10 @@ def _in_place(
     teacher_CV: Tensor | None,
     labels_C: Tensor,
     weights_KC: Tensor,
-    soft: float,
-    hard: float,
+    terms: LossTerms,
 ) -> tuple[Tensor, Tensor]:
     """Overwrites logits by the weighted loss's gradient; answers (its sum, argmax == label)."""
-    wide = weights_KC.dtype
+    wide, soft, hard = weights_KC.dtype, terms.soft, terms.hard
     labels = labels_C[:, None]
     correct = torch.empty(weights_KC.shape, dtype=torch.bool, device=weights_KC.device)
     total = torch.zeros((), dtype=wide, device=weights_KC.device)
@@ -153,16 +165,51 @@ def _in_place(
             value -= hard * scores.gather(1, labels)[:, 0]
         if teacher_CV is not None:
             value += soft * (entropy - _dot(teacher, scores))
+        extra = None
+        if terms.reverse:
+            extra = scores - logits  # log p - log q, but for the row's log of the scale
         scale = scores.exp_().sum(-1)
         value += (soft + hard) * scale.log()
+        if terms.variation or terms.reverse:
+            added, extra = _both_ways(scores, scale, teacher, extra, terms)
+            value += added
         total += (weights * value).sum()
         scores *= ((soft + hard) * weights / scale)[:, None]
-        if teacher_CV is not None:
+        if extra is not None:
+            scores.addcmul_(extra, weights[:, None].expand_as(extra))
+        if soft:
             scores.addcmul_(teacher, weights[:, None].expand_as(teacher), value=-soft)
         if hard:
             scores.scatter_add_(1, labels, (-hard * weights)[:, None])
         stored.copy_(scores)
     return total, correct
+
+
+def _both_ways(
+    exps_CV: Tensor,
+    scale_C: Tensor,
+    teacher_CV: Tensor,
+    ratio_CV: Tensor | None,
+    terms: LossTerms,
+) -> tuple[Tensor, Tensor]:
+    """Value and gradient of the terms that average over the draft's own distribution p.
+
+    exps_CV / scale_C is p; ratio_CV: log(p scale) - log q, for the reverse KL. Either term is
+    sum p f (f = sign(p - q) / 2 up to a constant, or log p - log q), with gradient p (f - sum p f).
+    """
+    p_CV = exps_CV / scale_C[:, None]
+    f_CV = torch.zeros_like(p_CV)
+    value_C = torch.zeros_like(scale_C)
+    if terms.variation:
+        difference = p_CV - teacher_CV
+        value_C += 0.5 * terms.variation * difference.abs().sum(-1)
+        f_CV += 0.5 * terms.variation * difference.sign_()
+    if ratio_CV is not None:
+        ratio_CV -= scale_C.log()[:, None]
+        value_C += terms.reverse * _dot(p_CV, ratio_CV)
+        f_CV += terms.reverse * ratio_CV
+    f_CV -= _dot(p_CV, f_CV)[:, None]
+    return value_C, f_CV.mul_(p_CV)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

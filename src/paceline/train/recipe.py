@@ -24,6 +24,8 @@
     [loss]
     soft = 1.0                      # KL to the target's distribution
     hard = 0.1                      # cross-entropy to the target's likeliest token
+    variation = 0.0                 # total variation: what sampled serving rejects
+    reverse = 0.0                   # KL the other way round
     position_weights = [1.0, 0.8, 0.64]
 
 A key this file does not know is an error: it would have had no effect.
@@ -99,10 +101,12 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class LossMix:
-    """soft: weight of the KL term; hard: of the cross-entropy; one weight an unroll position."""
+    """Weights of the terms (losses.py), and one weight an unroll position."""
 
     soft: float = 1.0
     hard: float = 0.1
+    variation: float = 0.0
+    reverse: float = 0.0
     position_weights: tuple[float, ...] = ()
 
 
@@ -138,6 +142,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "grad_clip": (int, float),
     "soft": (int, float),
     "hard": (int, float),
+    "variation": (int, float),
+    "reverse": (int, float),
     "betas": list,
     "position_weights": list,
     "aux_layer_ids": list,
@@ -218,6 +224,7 @@ def _check(recipe: Recipe, where: str) -> None:
     optim, draft, loss = recipe.optim, recipe.draft, recipe.loss
     ids, weights = draft.aux_layer_ids, loss.position_weights
     num_weights = draft.num_speculative_tokens
+    parts = (loss.soft, loss.hard, loss.variation, loss.reverse)
     checks: list[tuple[bool, str, object, str]] = [
         (recipe.family in trained, "family", recipe.family, f"one of {trained}"),
         (recipe.dtype in ("bfloat16", "float32"), "dtype", recipe.dtype, "bfloat16 or float32"),
@@ -255,8 +262,8 @@ def _check(recipe: Recipe, where: str) -> None:
             f"at least max_length = {optim.max_length}",
         ),
         (optim.checkpoint_steps >= 1, "optim.checkpoint_steps", optim.checkpoint_steps, ">= 1"),
-        (loss.soft >= 0 and loss.hard >= 0, "loss.soft", (loss.soft, loss.hard), "not negative"),
-        (loss.soft + loss.hard > 0, "loss.soft", (loss.soft, loss.hard), "a loss above 0"),
+        (min(parts) >= 0, "loss.soft", parts, "soft, hard, variation, reverse: not negative"),
+        (sum(parts) > 0, "loss.soft", parts, "a loss above 0"),
         (
             not weights or (len(weights) == num_weights and _numbers(weights) and min(weights) > 0),
             "loss.position_weights",

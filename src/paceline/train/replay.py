@@ -159,19 +159,21 @@ def replay_draft(
     target: TargetFacts,
     texts: Sequence[ReplayText],
     *,
+    num_speculative_tokens: int | None = None,
     device: str = "cpu",
     dtype: str = "bfloat16",
 ) -> Replay:
     """Replays served answers: (prompt_ids, output_ids, per_step_accepted) each.
 
-    Every step must have drafted the draft's K tokens. dtype: arithmetic of target and draft.
+    num_speculative_tokens: drafted on every step; None is the draft's own K. dtype: arithmetic of
+    target and draft.
     Raises DraftError, TargetError, ResultError.
     """
     module = load_draft_module(draft).to(device)
     frozen = load_frozen_target(
         target, device=device, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32
     )
-    width = draft.num_speculative_tokens
+    width = num_speculative_tokens or draft.num_speculative_tokens
     aux_layer_ids = _tapped_layers(draft)
     served_at, trained_at = [0] * width, [0] * width
     num_steps = num_agree = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.losses import head_loss
+from paceline.train.losses import LossTerms, head_loss
 
 K, M, D, V = 3, 7, 5, 11
 
@@ -18,8 +18,7 @@ def reference(
     teacher_head: Tensor,
     labels: Tensor,
     weights: Tensor,
-    soft: float,
-    hard: float,
+    terms: LossTerms,
 ) -> Tensor:
     q = torch.softmax(teacher @ teacher_head.T, -1)
     total = torch.zeros((), dtype=torch.float64)
@@ -27,13 +26,25 @@ def reference(
         for m in range(M):
             p = torch.softmax(head @ student[k, m], -1)
             kl = (q[m] * (q[m] / p).log()).sum()
-            total = total + weights[k, m] * (soft * kl - hard * p[labels[m]].log())
+            value = terms.soft * kl - terms.hard * p[labels[m]].log()
+            value = value + terms.variation * 0.5 * (p - q[m]).abs().sum()
+            value = value + terms.reverse * (p * (p / q[m]).log()).sum()
+            total = total + weights[k, m] * value
     return total
 
 
 @pytest.mark.parametrize(("block", "chunk"), [(4, 2), (3, 3), (5, 2), (100, 100)])
-@pytest.mark.parametrize(("soft", "hard"), [(1.0, 0.0), (0.0, 1.0), (0.7, 0.4)])
-def test_value_and_gradients(soft: float, hard: float, block: int, chunk: int) -> None:
+@pytest.mark.parametrize(
+    "terms",
+    [
+        LossTerms(soft=1.0),
+        LossTerms(hard=1.0),
+        LossTerms(variation=1.0),
+        LossTerms(reverse=1.0),
+        LossTerms(soft=0.7, hard=0.4, variation=0.6, reverse=0.3),
+    ],
+)
+def test_value_and_gradients(terms: LossTerms, block: int, chunk: int) -> None:
     torch.manual_seed(0)
     student = torch.randn(K, M, D, dtype=torch.float64, requires_grad=True)
     head = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
@@ -49,12 +60,11 @@ def test_value_and_gradients(soft: float, hard: float, block: int, chunk: int) -
         teacher_head_VD=teacher_head,
         labels_M=labels,
         weights_KM=weights,
-        soft=soft,
-        hard=hard,
+        terms=terms,
         block=block,
         chunk=chunk,
     )
-    wanted = reference(student, head, teacher, teacher_head, labels, weights, soft, hard)
+    wanted = reference(student, head, teacher, teacher_head, labels, weights, terms)
     assert abs(result.loss.item() - wanted.item()) < 1e-10
     got = torch.autograd.grad(3.0 * result.loss, (student, head))
     right = torch.autograd.grad(3.0 * wanted, (student, head))
@@ -75,8 +85,7 @@ def test_kl_of_the_teacher_itself_is_zero() -> None:
         teacher_head_VD=head,
         labels_M=(state @ head.T).argmax(-1),
         weights_KM=torch.ones(K, M, dtype=torch.float64),
-        soft=1.0,
-        hard=0.0,
+        terms=LossTerms(soft=1.0),
         block=4,
         chunk=4,
     )

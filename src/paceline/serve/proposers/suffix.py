@@ -37,6 +37,10 @@ class RequestText:
         self.num_prompt_tokens = 0
         self.num_cached = 0  # tokens handed to the cache, prompt included
 
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self._text.nbytes
+
     def begin(self, row: Tokens, num_prompt_tokens: int) -> None:
         self.index.clear()
         self.num_tokens = 0
