@@ -38,6 +38,7 @@ OPTIONS: dict[str, list[str]] = {
         "--prompts",
         "--replay",
         "--rules",
+        "--seed",
         "--stop-at",
         "--target",
         "--thinking",
@@ -57,6 +58,7 @@ OPTIONS: dict[str, list[str]] = {
     "judge publish": ["--home", "--out", "--queue"],
     "judge run": [
         "--baseline",
+        "--boot",
         "--cycles",
         "--device",
         "--home",

@@ -56,6 +56,9 @@ def evaluate(
             "--stop-at", help="Stop once the score's half-width is this; --cycles is the most."
         ),
     ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the arms' order and of the resamples.")
+    ] = 0,
     noise_floor: Annotated[
         bool,
         typer.Option("--noise-floor", help="Measure the draft against itself; keep what differs."),
@@ -90,6 +93,7 @@ def evaluate(
         thinking=thinking,
         cycles=None if cycles is None else Cycles(num_cycles=cycles, stop_at=stop_at),
         against_itself=noise_floor,
+        seed=seed,
     )
     print_report(result, console)
     say(f"report: {write_report(out)}")
