@@ -71,6 +71,9 @@ def run(
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Measure in a second order too: no state is kept.")
     ] = False,
+    boot: Annotated[
+        bool, typer.Option("--boot", help="Start each draft on public prompts first, and look.")
+    ] = False,
     cycles: Annotated[
         int | None,
         typer.Option("--cycles", min=1, help="Fresh servers in A B B A blocks, so many times."),
@@ -124,6 +127,7 @@ def run(
             target=bench.target,
             screen=bench.screen,
             measure=bench.measure,
+            boot=bench.boot if boot else None,
             parts=bench.parts,
             devices=bench.devices,
             lease_s=lease_s,

@@ -24,6 +24,7 @@ from paceline.cli.measure import (
     measure_in_cycles,
     plan_arms,
 )
+from paceline.cli.run_draft import add_run
 from paceline.errors import DataError, PacelineError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.judge import Screen, Task
     from paceline.rules import Rules
     from paceline.target import TargetFacts
+    from paceline.validate import Report
 
 __all__ = ["Bench", "build_bench"]
 
@@ -41,8 +43,9 @@ _ENGINE_S = 4 * 3600.0  # of one server, asked every prompt once
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """measure: makes one run. pinned: setting -> (value, what it is), the same for every worker.
+    """measure: makes one run. boot: what `paceline validate --run` adds to a report.
 
+    pinned: setting -> (value, what it is), the same for every worker.
     notes: what the organiser should know of this machine, such as walls that the sandbox lacks.
     devices: what one worker at a time may have.
     """
@@ -50,6 +53,7 @@ class Bench:
     target: TargetFacts
     screen: Screen
     measure: Callable[[Task], None]
+    boot: Callable[[Report, Path], Report]
     parts: tuple[str, ...]
     pinned: dict[str, tuple[str, str]]
     notes: tuple[str, ...]
@@ -108,6 +112,10 @@ def build_bench(
                 num_cycles=num_cycles,
             )
 
+    def boot(report: Report, folder: Path) -> Report:
+        with screened_output(screen):
+            return add_run(report, folder, target, rules, run=True, run_tokens=None, quiet=False)
+
     has_folder = baseline not in METHODS or METHODS[baseline].has_weights
     base = read_draft(resolve_draft(baseline)).sha256 if has_folder else baseline
     pinned = {
@@ -123,6 +131,7 @@ def build_bench(
         target=target,
         screen=screen,
         measure=measure,
+        boot=boot,
         parts=tuple(questions),
         pinned=pinned,
         notes=tuple(f"sandbox: {text}" for text in find_isolation().missing),

@@ -44,7 +44,7 @@ from paceline.judge.staging import require_unchanged
 from paceline.judge.tables import Queue
 from paceline.records import sha256_file, write_json
 from paceline.rules import Rules
-from paceline.validate import validate_draft
+from paceline.validate import Report, validate_draft
 
 if TYPE_CHECKING:
     from paceline.target import TargetFacts
@@ -74,6 +74,7 @@ class Task:
 class Court:
     """What a worker works with. measure: makes one run, in a sandbox, on `devices`.
 
+    boot: adds what a first start on public prompts shows to the report of a draft; None for none.
     parts: which runs an entry gets, "hidden" first. say: told which entry is where, never more.
     """
 
@@ -83,6 +84,7 @@ class Court:
     target: TargetFacts | None
     screen: Screen
     measure: Callable[[Task], None]
+    boot: Callable[[Report, Path], Report] | None = None
     parts: tuple[str, ...] = ("hidden",)
     devices: tuple[str, ...] = ("cpu",)
     lease_s: float = 60.0
@@ -251,6 +253,9 @@ def _measure(court: Court, entry: Entry) -> None:
 def _check(court: Court, entry: Entry, draft_dir: Path) -> None:
     _check_hashes(entry, draft_dir)
     report = validate_draft(draft_dir, target=court.target, limits=court.rules.limits, deep=True)
+    if court.boot is not None and report.verdict != "fail":
+        court.say(f"entry {entry.entry_id}: booting")
+        report = court.boot(report, draft_dir)
     if report.verdict == "fail":
         broken = sorted({item.rule for item in report.findings if item.severity == "error"})
         raise _Refused(f"not acceptable: {', '.join(broken)}")

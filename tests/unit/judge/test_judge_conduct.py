@@ -143,6 +143,7 @@ def test_the_gap_between_the_sets_is_against_the_baseline() -> None:
     easier = build_set(3.0, 3.0, low=0.98, high=1.02)  # easier for both: no gap
     found = compare_sets(hidden, easier)
     assert found["gap"] == pytest.approx(1.0)
+    assert found["worst_category"]["gap"] == pytest.approx(1.0)
     assert found["suspicious"] is False
     known = build_set(3.0, 2.0, low=1.47, high=1.53)
     found = compare_sets(hidden, known)

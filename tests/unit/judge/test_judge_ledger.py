@@ -64,6 +64,13 @@ def test_every_change_is_found(change: object, message: str) -> None:
         parse_lines(change(chained), where="x", key=KEY)  # type: ignore[operator]
 
 
+def test_a_changed_line_is_found_without_the_key_by_the_line_after_it() -> None:
+    lines = build(3)
+    changed = [lines[0], lines[1].replace('"round": 0', '"round": 1'), lines[2]]
+    with pytest.raises(ResultError, match="x:3: does not follow"):
+        parse_lines(changed, where="x")
+
+
 def test_a_rewritten_chain_needs_the_key() -> None:
     other = bytes(32)
     body = {"kind": "result", "content_sha256": "0" * 64, "round": 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,26 @@ def test_a_draft_for_another_target_is_refused_with_rule_names(
     assert "cfg.hidden" in body["reason"]
 
 
+def test_a_draft_that_does_not_boot_is_refused_before_it_is_measured(
+    court: Court, tmp_path: Path
+) -> None:
+    from paceline.validate.report import Finding, Report, build_report
+
+    def boot(report: Report, folder: Path) -> Report:
+        assert (folder / "spec.json").exists()
+        words = dict.fromkeys(("file", "where", "found", "expected", "fix"), "")
+        found = Finding(rule="run.boot", severity="error", message="died", **words)
+        return build_report([*report.findings, found])
+
+    def never(task: Task) -> None:
+        raise AssertionError("a draft that does not boot was measured")
+
+    enter(court, tmp_path)
+    run_worker(replace(court, boot=boot, measure=never))
+    (body,) = read_bodies(court)
+    assert (body["state"], body["reason"]) == ("refused", "not acceptable: run.boot")
+
+
 def test_what_cannot_be_accepted_never_enters_the_queue(court: Court, tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "bad")
     (folder / "run_me.py").write_text("print('hello')")
@@ -284,21 +305,14 @@ def test_an_entry_in_somebodys_hands_is_left_alone(court: Court, tmp_path: Path)
     assert claim is not None
     lock = try_lock(court.home, f"entry-{entry.content_sha256}")
     assert lock is not None
-    calls: list[float] = []
+    threading.Timer(0.5, lock.close).start()
 
-    def give_up(_: float) -> None:
-        calls.append(0)
-        lock.close()
+    def alone(task: Task) -> None:
+        assert lock.closed, "measured beside the worker that holds the entry"
+        measure(task)
 
-    import paceline.judge.worker as module
-
-    original = module.time.sleep
-    module.time.sleep = give_up  # type: ignore[assignment]
-    try:
-        assert run_worker(court) == 1
-    finally:
-        module.time.sleep = original
-    assert calls
+    assert run_worker(replace(court, measure=alone, lease_s=0.4)) == 1
+    assert read_bodies(court)[0]["state"] == "done"
 
 
 def test_a_run_cut_anywhere_goes_on_and_measures_nothing_twice(
@@ -406,6 +420,7 @@ def test_ids_that_look_like_code_are_no_keys_of_a_sealed_result(tmp_path: Path) 
     sealed = seal_result(tmp_path, screen=build_screen([secret]), key=bytes(32))
     assert secret.lower() not in json.dumps(sealed).lower()
     (name,) = {e["id"] for e in sealed["arms"]["candidate"]["requests"]}
+    assert sealed["arms"]["candidate"]["requests"][0]["failure"] == "the engine gave no answer"
     assert sealed["by_prompt"][name] == {"slow": True}
     assert sealed["new_field"] == {"token_ids": [], "plain_token": None, "deep": [{"text": None}]}
     assert sealed["provenance"] == {
