@@ -42,19 +42,22 @@ def add(
 ) -> None:
     """Enter a draft: copied, checked and put into the queue under its content hash."""
     from paceline.judge import submit_draft
+    from paceline.records import clear_folder
     from paceline.rules import read_rules
 
     contest = read_rules(rules)
     place, opened = _open(home, queue, contest)
+    fetched = home / "fetched"
     entry, is_new = submit_draft(
         draft,
         team=team,
         home=place,
         queue=opened,
         rules=contest,
-        fetch=_fetch,
+        fetch=lambda source: _fetch(source, fetched, contest.limits.max_files_bytes),
         is_final=final,
     )
+    clear_folder(fetched)  # it is in the judge's own keeping now
     state = "entered" if is_new else f"known already: {entry.state}"
     mark = ", final" if entry.is_final else ""
     say(f"entry {entry.entry_id}: {state}{mark}; content {entry.content_sha256[:16]}")
@@ -237,12 +240,17 @@ def _open(home: Path, url: str | None, rules: Rules | None) -> tuple[Home, Queue
     return Home(path=home), opened
 
 
-def _fetch(source: str) -> Path:
+def _fetch(source: str, fetched: Path, max_bytes: int) -> Path:
+    """A repository of the Hub comes to `fetched`; what a killed command got of it is used."""
     from paceline.draft import resolve_draft
-    from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
-    from paceline.target import cache_folder
+    from paceline.hub import fetch_folder, is_hub_spec, parse_ref
+    from paceline.records import clear_folder
 
-    if is_hub_spec(source) and not Path(source).exists():
-        say(f"fetching {source} ...")
-        return fetch_to_cache(parse_ref(source), cache_folder(), kind="draft")
-    return resolve_draft(source)
+    if not is_hub_spec(source) or Path(source).exists():
+        return resolve_draft(source)
+    ref = parse_ref(source)
+    say(f"fetching {source} ...")
+    folder = fetched / ref.repo_id.replace("/", "--") / ref.commit
+    clear_folder(folder)
+    fetch_folder(ref, folder, kind="draft", max_bytes=max_bytes)
+    return folder
