@@ -23,7 +23,7 @@ _BASE: dict[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 32,
     "vocab_size": 256,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 40960,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},

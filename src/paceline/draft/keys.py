@@ -100,7 +100,7 @@ _DECODER: dict[str, Key] = {
     "hidden_act": Key(
         kind="str", nullable=False, default="silu", choices=("silu",), rule="cfg.act"
     ),
-    "rope_parameters": Key(kind="object", default="plain rotation, theta 10,000", is_told=True),
+    "rope_parameters": Key(kind="object", default="plain rotation, theta 10,000"),
     "rope_theta": Key(kind="number"),
     "rope_scaling": Key(kind="object"),
     "partial_rotary_factor": Key(kind="number"),

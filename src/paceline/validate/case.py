@@ -39,6 +39,12 @@ class Case:
         return value if is_count else None
 
     @property
+    def head_dim(self) -> int | None:
+        """Of the draft's attention; None when the config does not tell, or has no attention."""
+        sizes = self.contract.sizes if self.contract is not None else None
+        return sizes.numbers.get("head_dim") if sizes is not None else None
+
+    @property
     def baseline_family(self) -> str | None:
         """The family that scores 100 in the contest, where the user named one."""
         return self.rules.speculation.baseline_family if self.rules is not None else None

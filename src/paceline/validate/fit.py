@@ -11,7 +11,7 @@ from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 from paceline.validate.rope import check_rope, count_table_rows
 
-__all__ = ["check_fit"]
+__all__ = ["check_fit", "check_positions"]
 
 _FILE = "config.json"
 _MAX_POSITIONS = 262_144
@@ -26,7 +26,7 @@ def check_fit(case: Case) -> Iterator[Finding]:
     yield from _check_heads(case.sizes)
     yield from _check_layers(case)
     yield from check_rope(case)
-    yield from _check_positions(case)
+    yield from check_positions(case)
     yield from _check_dtype(case)
     if case.sizes.draft_vocab_size > case.sizes.vocab_size:
         yield finding(
@@ -169,7 +169,20 @@ def _check_layers(case: Case) -> Iterator[Finding]:
         )
 
 
-def _check_positions(case: Case) -> Iterator[Finding]:
+def _tell_short(case: Case, last: int) -> str:
+    if case.family in ("draft_model", "dflash"):
+        return (
+            f"vLLM 0.31.0 does not stretch the rotary table of a {case.family} draft, and past"
+            f" {last:,} tokens it stops drafting or reads beyond the table"
+        )
+    return (
+        "vLLM 0.31.0 stretches an eagle3 draft's rotary table to the target's length, but its V1"
+        f" runner still stops drafting once a sequence passes {last:,} tokens"
+    )
+
+
+def check_positions(case: Case) -> Iterator[Finding]:
+    """`cfg.pos`: enough positions for the context, and no rotary table that nobody needs."""
     stated = case.config.get("max_position_embeddings")
     positions = stated if isinstance(stated, int) and not isinstance(stated, bool) else 2048
     k = case.num_speculative_tokens or 1
@@ -213,9 +226,7 @@ def _check_positions(case: Case) -> Iterator[Finding]:
             + (
                 f"the target itself ends at {target:,}"
                 if own
-                else f"vLLM 0.31.0 stretches an eagle3 draft's rotary table to the target's length,"
-                f" but its V1 runner still stops drafting once a sequence passes"
-                f" {max(positions - k, 0):,} tokens"
+                else _tell_short(case, max(positions - k, 0))
             ),
             where=where,
             found=positions,

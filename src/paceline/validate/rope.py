@@ -83,7 +83,17 @@ def check_rope(case: Case) -> Iterator[Finding]:
     yield from _check_keys(rope)
     yield from _check_numbers(rope)
     yield from _check_rotary_dim(case, rope)
-    if case.target is not None:
+    if case.family == "draft_model":  # a model of its own, with a theta of its own
+        if "rope_theta" not in rope:
+            yield _refuse(
+                "rope_theta",
+                "is not stated; vLLM takes 10000",
+                "nothing",
+                "the value of training",
+                "State it.",
+                severity="warning",
+            )
+    elif case.target is not None:
         yield from _compare_theta(rope, case.target.rope_parameters)
 
 
@@ -152,8 +162,9 @@ def _check_numbers(rope: dict[str, Any]) -> Iterator[Finding]:
 
 def _check_rotary_dim(case: Case, rope: dict[str, Any]) -> Iterator[Finding]:
     """U17: trained on all dimensions, served on a part of them."""
-    assert case.sizes is not None
-    head_dim = case.sizes.head_dim
+    head_dim = case.head_dim
+    if head_dim is None:
+        return
     factor = _number(rope.get("partial_rotary_factor"))
     trained = (case.scan.metadata or {}).get("trained")
     recorded = trained.get("trained_rotary_dim") if isinstance(trained, dict) else None

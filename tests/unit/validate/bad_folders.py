@@ -232,7 +232,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     ),
     "cfg.value": lambda folder: _mtp(folder, k=3, layers=1, attention_bias=True),
     "cfg.default": lambda folder: build_draft(
-        folder, spec={"family": "dflash"}, config={"rope_parameters": REMOVE}
+        folder, spec={"family": "dflash"}, config={"rms_norm_eps": REMOVE}
     ),
     "cfg.unread": lambda folder: _medusa(folder, k=3, topk=5),
     "cfg.mask": changed_config(mask_token_id=64),

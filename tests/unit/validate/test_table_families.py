@@ -1,0 +1,141 @@
+"""Folders of medusa, draft_model and dflash: sound ones pass, one thing wrong at a time is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import build_target_facts
+from contract_cases import CASES, Case, build_tensors_of, write_folder
+
+from paceline.rules import read_rules
+from paceline.target import TargetFacts
+from paceline.validate import validate_draft
+
+EMC2 = read_rules("emc2-2027")
+BY_NAME = {case.name: case for case in CASES}
+
+
+def target_of(tmp_path: Path, **changes: Any) -> TargetFacts:
+    sizes = {
+        "hidden_size": 64,
+        "vocab_size": 256,
+        "num_tokenizer_tokens": 250,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "eos_token_ids": (2,),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    }
+    return build_target_facts(tmp_path / "target", **{**sizes, **changes})
+
+
+def changed(case: Case, folder: Path, **changes: Any) -> Path:
+    write_folder(case, folder, build_tensors_of(case))
+    config = {**case.config, **changes}
+    kept = {key: value for key, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+def told(folder: Path, target: TargetFacts | None, **more: Any) -> dict[str, str]:
+    """Rule -> its worst severity, notes left out."""
+    found = validate_draft(folder, target=target, **more).findings  # the worst come first
+    return {f.rule: f.severity for f in reversed(found) if f.severity != "note"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.family in ("medusa", "draft_model", "dflash")],
+    ids=lambda c: c.name,
+)
+def test_sound_folders_pass(case: Case, tmp_path: Path) -> None:
+    folder = changed(case, tmp_path / "d")
+    found = told(folder, target_of(tmp_path))
+    assert {rule for rule, severity in found.items() if severity == "error"} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "rule", "severity"),
+    [
+        ("dflash", {"dflash_config": {"target_layer_ids": [0, 1, 2]}}, "cfg.mask", "error"),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 256, "target_layer_ids": [0, 1, 2]}},
+            "cfg.mask",
+            "error",
+        ),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 2, "target_layer_ids": [0, 1, 2]}},
+            "cfg.mask",
+            "warning",
+        ),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [2, 1, 0]}},
+            "cfg.aux",
+            "error",
+        ),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [0, 1, 4]}},
+            "cfg.aux",
+            "error",
+        ),
+        ("dflash", {"dflash_config": {"mask_token_id": 255}}, "cfg.aux", "error"),
+        ("dflash", {"block_size": 3}, "k.range", "warning"),  # K is 3, a block of 3 drafts 2
+        ("dflash", {"max_position_embeddings": 10**9}, "cfg.pos", "error"),
+        ("dflash", {"max_position_embeddings": 4096}, "cfg.pos", "warning"),
+        ("dflash", {"rope_parameters": {"rope_type": "default"}}, "cfg.rope", "warning"),
+        ("dflash", {"rope_parameters": {"rope_type": "yarn"}}, "cfg.rope", "error"),
+        ("dflash", {"rms_norm_eps": ...}, "cfg.default", "warning"),
+        ("dflash", {"auto_map": {"AutoModel": "x.Y"}}, "cfg.auto_map", "error"),
+        ("draft_model, Llama", {"rope_parameters": ...}, "cfg.rope", "warning"),
+        ("draft_model, Llama", {"max_position_embeddings": 10**9}, "cfg.pos", "error"),
+        ("draft_model, Llama", {"vocab_size": ...}, "cfg.missing", "error"),
+        ("draft_model, Llama", {"architectures": ["MambaForCausalLM"]}, "cfg.arch", "error"),
+        ("draft_model, Llama", {"hidden_act": "gelu"}, "cfg.act", "error"),
+        ("draft_model, Qwen2", {"head_dim": 16}, "cfg.unread", "warning"),
+        ("medusa, one output layer", {"num_attention_heads": 4}, "cfg.unknown", "error"),
+        ("medusa, one output layer", {"truncated_vocab_size": 100}, "cfg.missing", "error"),
+    ],
+)
+def test_one_thing_wrong(
+    name: str, change: dict[str, Any], rule: str, severity: str, tmp_path: Path
+) -> None:
+    folder = changed(BY_NAME[name], tmp_path / "d", **change)
+    assert told(folder, target_of(tmp_path)).get(rule) == severity
+
+
+def test_padded_vocabularies_of_one_tokenizer(tmp_path: Path) -> None:
+    """U04: both facts are said, and the ways out; editing the number is not one of them."""
+    folder = changed(BY_NAME["draft_model, Llama"], tmp_path / "d")
+    report = validate_draft(folder, target=target_of(tmp_path, vocab_size=272))
+    finding = next(f for f in report.findings if f.rule == "cfg.vocab")
+    assert finding.severity == "error"
+    assert "250 tokens, the rest is padding" in finding.message
+    assert "Pad or cut the draft's embeddings" in finding.fix
+    assert "Editing the number alone breaks" in finding.fix
+
+
+def test_another_width(tmp_path: Path) -> None:
+    target = target_of(tmp_path, hidden_size=128)
+    for name, is_told in (("dflash", True), ("draft_model, Llama", False)):
+        folder = changed(BY_NAME[name], tmp_path / name[:5])
+        assert ("cfg.hidden" in told(folder, target)) == is_told
+
+
+def test_dflash_is_not_of_the_contest(tmp_path: Path) -> None:
+    folder = changed(BY_NAME["dflash"], tmp_path / "d")
+    assert told(folder, target_of(tmp_path), rules=EMC2)["cfg.family"] == "error"
+
+
+def test_deep_reads_every_family(tmp_path: Path) -> None:
+    for number, case in enumerate(CASES):
+        folder = tmp_path / str(number)
+        write_folder(case, folder, build_tensors_of(case))
+        found = validate_draft(folder, deep=True).findings
+        rules = {f.rule for f in found if f.severity == "error" and f.rule.startswith("ten.")}
+        assert rules == set(), (case.name, rules)
