@@ -30,7 +30,8 @@ class _Language:
         self.next = [self.rng.sample(range(_NUM_WORDS), 3) for _ in range(_NUM_WORDS)]
 
     def write(self, num_tokens: int) -> list[int]:
-        word, text = self.rng.randrange(_NUM_WORDS), []
+        text: list[int] = []
+        word = self.rng.randrange(_NUM_WORDS)
         while len(text) < num_tokens:
             text += self.words[word]
             word = self.rng.choices(self.next[word], _ODDS)[0]

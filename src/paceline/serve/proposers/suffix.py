@@ -21,6 +21,7 @@ Tokens = npt.NDArray[np.int32]
 
 _NUM_CANDIDATES = 8  # places of each index that vote
 _NUM_SEARCHES = 2  # one more when every candidate has ended before K tokens
+_OWN_LEAD = 2  # a match in the request's own text counts as this many tokens longer
 _WEIGHTS = tuple(3.0 ** min(length, 12) for length in range(MAX_DEPTH + 1))
 
 
@@ -116,8 +117,9 @@ def propose_suffix(context: Sequence[int], k: int, indexes: Sequence[TokenIndex]
 
 def _vote(context: Sequence[int], k: int, indexes: Sequence[TokenIndex], draft: list[int]) -> None:
     """Extends draft, up to K tokens, while a candidate is left."""
+    own, own_lead = indexes[0], _WEIGHTS[_OWN_LEAD]
     alive = [
-        (_WEIGHTS[length], index, place)
+        (_WEIGHTS[length] * (own_lead if index is own else 1.0), index, place)
         for index in indexes
         for length, place in index.find(context, _NUM_CANDIDATES)
     ]
@@ -128,7 +130,7 @@ def _vote(context: Sequence[int], k: int, indexes: Sequence[TokenIndex], draft: 
             beyond = place - index.end
             if beyond < 0:
                 token = index.token(place)
-            elif index is indexes[0] and beyond < len(draft):  # a loop: it runs into the draft
+            elif index is own and beyond < len(draft):  # a loop: it runs into the draft
                 token = draft[beyond]
             else:
                 token = BREAK
