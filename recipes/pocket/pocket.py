@@ -1,9 +1,8 @@
 """The pocket model: a Qwen3.5-style hybrid with its MTP head, trained together, and its export.
 
 The layers are transformers' own (`Qwen3_5TextModel`, `Qwen3_5DecoderLayer`), so the export needs no
-translation: `model.*` and `mtp.*` are the names that vLLM 0.31.0 reads. The gated delta rule is
-transformers' chunked torch form (what it falls back to without flash-linear-attention), held in
-float32 under autocast.
+translation: `model.*` and `mtp.*` are the names that vLLM 0.31.0 reads. The gated delta rule and
+its convolution are delta.py's while training.
 
 Shapes: B rows, T tokens, D hidden, V vocabulary, M weighted tokens.
 """
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Pocket", "build_config", "exact_delta_rule", "export_weights", "joint_loss"]
+__all__ = ["Pocket", "build_config", "export_weights", "joint_loss", "use_training_kernels"]
 
 
 def build_config(*, vocab_size: int, tiny: bool = False) -> Any:
@@ -59,20 +58,16 @@ def build_config(*, vocab_size: int, tiny: bool = False) -> Any:
     )
 
 
-def exact_delta_rule() -> None:
-    """Keeps the delta rule out of autocast: its running state is a long sum."""
+def use_training_kernels() -> None:
+    """Puts delta.py's forms in the place of transformers' own, for this process.
+
+    The rule runs in float32 also under autocast: its running state is a long sum.
+    """
+    from delta import causal_convolution, delta_rule
     from transformers.models.qwen3_5 import modeling_qwen3_5 as source
 
-    plain = source.torch_chunk_gated_delta_rule
-    if getattr(plain, "outside_autocast", False):
-        return
-
-    def wrapped(query: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(query.device.type, enabled=False):
-            return plain(query, *args, **kwargs)
-
-    wrapped.outside_autocast = True  # type: ignore[attr-defined]
-    source.torch_chunk_gated_delta_rule = wrapped
+    source.torch_chunk_gated_delta_rule = delta_rule
+    source.causal_conv1d_fn = causal_convolution
 
 
 class Mtp(nn.Module):

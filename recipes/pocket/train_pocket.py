@@ -177,14 +177,14 @@ def measure_steps(args: argparse.Namespace, one: Any) -> int:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Stage 3: trunk and MTP head together."""
     import torch
-    from pocket import Pocket, build_config, exact_delta_rule, joint_loss
+    from pocket import Pocket, build_config, joint_loss, use_training_kernels
 
     from paceline.train import Optim, learning_rate
     from paceline.train.checkpoint import read_checkpoint, restore, write_checkpoint
 
     began = time.monotonic()
     torch.set_float32_matmul_precision("high")
-    exact_delta_rule()
+    use_training_kernels()
     corpus = read_corpus(args.work / "tokens")
     vocab_size = json.loads((args.work / "tokenizer" / "tokenizer.json").read_text())
     vocab_size = len(vocab_size["model"]["vocab"]) + 2

@@ -133,3 +133,38 @@ def test_packed_rows_hold_whole_documents_and_resume_exactly() -> None:
                 assert mask[row == number].sum() == len(ids[number - 1]) - 3
             assert not mask[row == 0].any()
     assert set(seen) == set(range(1, 41))
+
+
+def test_training_kernels_are_transformers_own() -> None:
+    """Values and gradients in float64 arithmetic would be theirs too; float32 to rounding."""
+    from delta import causal_convolution, delta_rule, invert_unit_lower
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as source
+
+    for theirs in (source.torch_chunk_gated_delta_rule, source.causal_conv1d_fn):
+        assert theirs.__module__.startswith("transformers")  # not ours under their name
+    torch.manual_seed(0)
+    # correlated keys and strong writes: where an inverse by powers would lose every digit
+    common = torch.randn(1, 1, 3, 16)
+    given = [
+        torch.randn(2, 150, 3, 16),
+        common + 0.1 * torch.randn(2, 150, 3, 16),
+        torch.randn(2, 150, 3, 8),
+        -0.05 * torch.rand(2, 150, 3),
+        torch.rand(2, 150, 3),
+    ]
+    found = [x.clone().requires_grad_() for x in given]
+    wanted = [x.clone().requires_grad_() for x in given]
+    out, _ = delta_rule(*found, use_qk_l2norm_in_kernel=True)
+    theirs, _ = source.torch_chunk_gated_delta_rule(*wanted, use_qk_l2norm_in_kernel=True)
+    weights = torch.randn_like(out)
+    (out * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    assert torch.allclose(out, theirs, atol=1e-5, rtol=1e-4)
+    for mine, other in zip(found, wanted, strict=True):
+        assert (mine.grad - other.grad).abs().max() < 1e-4 * other.grad.abs().max()
+    lower = torch.rand(5, 64, 64, dtype=torch.float64).tril(-1)
+    whole = torch.eye(64, dtype=torch.float64) + lower
+    assert torch.allclose(invert_unit_lower(lower), torch.linalg.inv(whole), atol=1e-9)
+    x, taps = torch.randn(2, 6, 11), torch.randn(6, 4)
+    theirs = source.causal_conv1d_fn(x, taps, None, activation="silu")
+    assert torch.allclose(causal_convolution(x, taps, None, activation="silu"), theirs, atol=1e-6)
