@@ -24,6 +24,7 @@ __all__ = ["MANIFEST_NAME", "cache_folder", "resolve_target", "verify_target"]
 
 MANIFEST_NAME = "paceline-target.json"
 _FORMAT = "paceline-target/1"
+_BUNDLED = Path(__file__).parent / "bundled"
 
 
 def cache_folder() -> Path:
@@ -33,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def resolve_target(spec: str) -> Path:
-    """Folder of a target: a bundled name (`smollm2`, made on first use), a local folder, or
+    """Folder of a target: a bundled name (`smollm2` is made on first use), a local folder, or
     owner/name@commit, fetched once into the user's cache.
 
     Raises TargetError for a name or folder that does not exist, MissingExtraError when the
@@ -42,6 +43,8 @@ def resolve_target(spec: str) -> Path:
     """
     if spec == "smollm2":
         return _resolve_smollm2()
+    if spec in _list_shipped():
+        return _BUNDLED / spec
     path = Path(spec).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -52,9 +55,17 @@ def resolve_target(spec: str) -> Path:
     raise TargetError(
         "there is no such target",
         where=spec,
-        expected="the bundled name 'smollm2', a Hugging Face folder or owner/name@commit",
+        expected=f"{' or '.join(('smollm2', *_list_shipped()))}, a Hugging Face folder or"
+        " owner/name@commit",
         fix="Check the spelling of --target.",
     )
+
+
+def _list_shipped() -> tuple[str, ...]:
+    """Names of the targets whose weights come with the package."""
+    if not _BUNDLED.is_dir():
+        return ()
+    return tuple(sorted(f.name for f in _BUNDLED.iterdir() if (f / "config.json").is_file()))
 
 
 def verify_target(path: str | Path) -> list[str]:
