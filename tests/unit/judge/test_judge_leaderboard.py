@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer.main
 from command_line import run_command
 from judge_process import CANARY, RULES, add_draft, build_court
 
-from paceline.errors import EngineError
+from paceline.cli.app import app
+from paceline.errors import DataError, DraftError, EngineError, ResultError
 from paceline.judge import Task, run_worker
 
 
@@ -62,16 +64,18 @@ def test_publish_verify_and_rank(home: Path) -> None:
 
 
 def test_a_changed_line_is_found_by_the_command(home: Path, tmp_path: Path) -> None:
-    run_command("judge", "publish", "--home", home / "judge", "--out", tmp_path / "p").require(0)
+    call("judge", "publish", "--home", home / "judge", "--out", tmp_path / "p")
     ledger = tmp_path / "p" / "results.jsonl"
     ledger.write_text(ledger.read_text().replace("team 1", "team 2", 1))
-    bad = run_command("judge", "verify", ledger, "--key", home / "judge" / "judge.key")
-    bad.require(2, "results.jsonl:")
-    missing = run_command("judge", "verify", tmp_path / "nothing")
-    missing.require(2, "there is no ledger")
+    with pytest.raises(ResultError, match="results.jsonl:2"):
+        call("judge", "verify", ledger, "--key", home / "judge" / "judge.key")
+    with pytest.raises(ResultError, match="there is no ledger"):
+        call("judge", "verify", tmp_path / "nothing")
 
 
-def test_what_cannot_be_used_of_the_hidden_prompts_is_not_quoted(tmp_path: Path) -> None:
+def test_what_cannot_be_used_of_the_hidden_prompts_is_not_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("judge", "run", "--target", "smollm2", "--baseline", "ngram", "--home", tmp_path / "j")
     for name, text in (
         ("broken", f'{{"prompt": "{CANARY}", "prompt": "{CANARY}"}}\n'),
@@ -81,15 +85,28 @@ def test_what_cannot_be_used_of_the_hidden_prompts_is_not_quoted(tmp_path: Path)
     ):
         path = tmp_path / f"{name}.jsonl"
         path.write_text(text, encoding="latin-1")
-        outcome = run_command(*words, "--prompts", path)
-        outcome.require(2, str(path), "hidden prompts")
-        assert CANARY not in outcome.out + outcome.err
-    run_command(*words, "--prompts", tmp_path / "none").require(2, "there is no such prompt file")
-    run_command("judge", "status", "--home", tmp_path / "x").require(2, "there is no judge")
-    run_command("judge", "add", "nothing", "--team", "a", "--home", tmp_path / "y").require(2)
+        with pytest.raises(DataError, match="hidden prompts") as caught:
+            call(*words, "--prompts", path)
+        assert str(path) in str(caught.value)
+        assert CANARY not in str(caught.value)
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+        assert CANARY not in "".join(capsys.readouterr())
+    with pytest.raises(DataError, match="there is no such prompt file"):
+        call(*words, "--prompts", tmp_path / "none")
+    with pytest.raises(ResultError, match="there is no judge"):
+        call("judge", "status", "--home", tmp_path / "x")
+    with pytest.raises(DraftError):
+        call("judge", "add", "nothing", "--team", "a", "--home", tmp_path / "y")
 
 
-def test_a_refused_and_a_failed_entry_are_shown_with_their_reasons(tmp_path: Path) -> None:
+def call(*words: object) -> None:
+    """`paceline WORDS` in this process."""
+    typer.main.get_command(app).main([str(word) for word in words], standalone_mode=False)
+
+
+def test_a_failed_entry_is_shown_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(task: Task) -> None:
         raise EngineError(f"the engine died on {CANARY}")
 
@@ -97,11 +114,8 @@ def test_a_refused_and_a_failed_entry_are_shown_with_their_reasons(tmp_path: Pat
     add_draft(court, tmp_path / "bad", team="unlucky", name="bad", seed=3)
     run_worker(replace(court, measure=fail))
     (tmp_path / "rules.toml").write_text(RULES.text)
-    words = ("--rules", tmp_path / "rules.toml", "--out", tmp_path / "site")
-    run_command("judge", "publish", "--home", tmp_path / "judge", "--out", tmp_path / "p").require(
-        0
-    )
-    made = run_command("leaderboard", tmp_path / "p", *words)
-    made.require(0)
-    assert "failed: the engine died on [withheld]" in made.out
+    call("judge", "publish", "--home", tmp_path / "judge", "--out", tmp_path / "p")
+    rules = ("--rules", tmp_path / "rules.toml")
+    call("leaderboard", tmp_path / "p", *rules, "--out", tmp_path / "site")
+    assert "failed: the engine died on [withheld]" in capsys.readouterr().out
     assert "[withheld]" in (tmp_path / "site" / "index.html").read_text()
