@@ -178,7 +178,7 @@ def _check_value(where: str, value: Any, rule: Key) -> Iterator[Problem]:
             file=_FILE,
             where=where,
             found=show_value(value),
-            expected=_describe(rule),
+            expected="no such key" if rule_id == "cfg.unread" else _describe(rule),
             message=message,
             fix=fix,
         )

@@ -132,6 +132,14 @@ def test_dflash_is_not_of_the_contest(tmp_path: Path) -> None:
     assert told(folder, target_of(tmp_path), rules=EMC2)["cfg.family"] == "error"
 
 
+def test_equal_scales_of_quantised_layers_are_no_mistake(tmp_path: Path) -> None:
+    case = BY_NAME["dflash, FP8"]
+    write_folder(case, tmp_path / "d", build_tensors_of(case))  # every scale is 1
+    found = validate_draft(tmp_path / "d", deep=True).findings
+    about = {f.rule for f in found if "weight_scale" in f.message}
+    assert about == set()
+
+
 def test_deep_reads_every_family(tmp_path: Path) -> None:
     for number, case in enumerate(CASES):
         folder = tmp_path / str(number)
