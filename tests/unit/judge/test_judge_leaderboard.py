@@ -67,10 +67,31 @@ def test_a_changed_line_is_found_by_the_command(home: Path, tmp_path: Path) -> N
     call("judge", "publish", "--home", home / "judge", "--out", tmp_path / "p")
     ledger = tmp_path / "p" / "results.jsonl"
     ledger.write_text(ledger.read_text().replace("team 1", "team 2", 1))
-    with pytest.raises(ResultError, match="results.jsonl:2"):
+    with pytest.raises(ResultError, match=r"results\.jsonl:2"):
         call("judge", "verify", ledger, "--key", home / "judge" / "judge.key")
     with pytest.raises(ResultError, match="there is no ledger"):
         call("judge", "verify", tmp_path / "nothing")
+
+
+def test_run_folders_are_recomputed_and_paired_where_they_can_be(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("judge", "publish", "--home", home / "judge", "--out", tmp_path / "p")
+    runs = tmp_path / "p" / "entries"
+    words = ("leaderboard", runs, "--rules", home / "rules.toml", "--out", tmp_path / "site")
+    call(*words)
+    assert "6 entries, 6 ranked" in capsys.readouterr().out
+    assert "paired by prompt" in (tmp_path / "site" / "index.html").read_text()
+    path = next(runs.glob("*/result.json"))
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "provenance": {"machine": "another"}}))
+    call(*words)
+    assert "ties follow from each entry's own interval" in capsys.readouterr().out
+    assert "whose intervals overlap" in (tmp_path / "site" / "index.html").read_text()
+    result["score"]["value"] += 1
+    path.write_text(json.dumps(result))
+    with pytest.raises(ResultError, match="but the run's own data give"):
+        call(*words)
 
 
 def test_what_cannot_be_used_of_the_hidden_prompts_is_not_quoted(
