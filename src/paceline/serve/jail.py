@@ -32,7 +32,7 @@ _NEWNS, _NEWUTS, _NEWIPC = 0x20000, 0x4000000, 0x8000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
-_PDEATHSIG, _NO_NEW_PRIVS = 1, 38
+_PDEATHSIG, _SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -167,14 +167,56 @@ def _first_process(policy: dict[str, Any], command: list[str], report: int) -> N
 
 def _launch(policy: dict[str, Any], command: list[str]) -> NoReturn:
     _die_with_parent()
-    mode = policy["mode"]
-    if mode == "none":
-        _become(policy, command)
-    _unshare(mode, policy["uid"])
-    if mode == "user-same-pids":
+    if policy["mode"] in ("root", "user"):
+        _launch_with_own_pids(policy, command)
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what leaves the command's session comes back here
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _guard(_enter, policy, command)
+    status = 0
+    while True:
+        ended, found = os.wait()
+        if ended == child:
+            status = found
+            break
+    _end_children()
+    _end_like(status)
+
+
+def _stop(*_: object) -> NoReturn:
+    _end_children()
+    os._exit(CODE)
+
+
+def _enter(policy: dict[str, Any], command: list[str]) -> NoReturn:
+    """The walls without process ids of their own, or none at all."""
+    _die_with_parent()
+    if policy["mode"] != "none":
+        _unshare(policy["mode"], policy["uid"])
         _mount_walls(policy)
         _raise_loopback()
-        _become(policy, command)
+    _become(policy, command)
+
+
+def _end_children() -> None:
+    """Kills all that is left below this process, until nothing is."""
+    while True:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+
+
+def _launch_with_own_pids(policy: dict[str, Any], command: list[str]) -> NoReturn:
+    _unshare(policy["mode"], policy["uid"])
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -183,11 +225,14 @@ def _launch(policy: dict[str, Any], command: list[str]) -> NoReturn:
     os.close(writer)
     data = os.read(reader, 4)
     _, status = os.waitpid(child, 0)
-    if len(data) == 4:
-        status = struct.unpack("i", data)[0]
-    if os.WIFSIGNALED(status):  # end as the command did
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _end_like(struct.unpack("i", data)[0] if len(data) == 4 else status)
+
+
+def _end_like(status: int) -> NoReturn:
+    """Ends as the command did."""
+    if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -274,11 +274,12 @@ def test_the_end_of_the_command_is_the_end_outside(
     assert run_inside(code, sandbox).returncode == expected
 
 
-def test_nothing_lives_on_when_the_command_ends(tmp_path: Path) -> None:
-    """A daemon that left the session, and ignores every signal that can be ignored."""
-    sandbox = build_sandbox(tmp_path / "scratch")
-    if not sandbox.isolation.is_whole:
-        pytest.skip(str(sandbox.isolation))
+@pytest.mark.parametrize("mode", [None, "user-same-pids", "none"])
+def test_nothing_lives_on_when_the_command_ends(mode: str | None, tmp_path: Path) -> None:
+    """A daemon that left the session; also where there are no process ids of their own."""
+    if mode == "user-same-pids":
+        build_sandbox(tmp_path / "scratch")  # skips where no namespaces are
+    sandbox = build_sandbox(tmp_path / "scratch", mode=mode)
     mark = f"600.{time.time_ns()}"
     done = run_inside(
         f"""
