@@ -31,6 +31,7 @@ PROPOSERS = {
 }
 _OURS, _VLLM = "paceline", "vllm"
 _MAX_CACHE_TOKENS = 2**26
+_STEP_TOKENS = 2048  # the smallest max_num_batched_tokens that vLLM 0.31.0 chooses by itself
 _BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
 _DEFAULT_BOUNDS = {_OURS: (1, 5), _VLLM: (5, 5)}  # vLLM's own choice is 5/5
 _SUFFIX_KEYS = (
@@ -146,11 +147,26 @@ def check_model_free(plan: Plan) -> None:
             where=plan.target.name,
             fix='Leave "proposer" out of spec.json: Paceline\'s own drafts K tokens on every step.',
         )
+    if plan.target.is_hybrid:
+        _check_budget(plan)
     settings = read_settings(plan)
     if plan.method == "ngram":
         _check_bounds(plan, settings)
     elif padded:
         _check_count("cache_tokens", settings["cache_tokens"], 0, _MAX_CACHE_TOKENS)
+
+
+def _check_budget(plan: Plan) -> None:
+    """A full batch must fit one step: vLLM would leave the last request without its draft."""
+    needed = plan.max_num_seqs * (plan.num_speculative_tokens + 1)
+    if needed > _STEP_TOKENS:
+        raise PlanError(
+            f"{plan.max_num_seqs} sequences of K + 1 tokens need {needed} tokens a step: the last"
+            " ones would lose their drafts and read a stale recurrent state (vLLM #39273)",
+            where="max_num_seqs",
+            expected=f"at most {_STEP_TOKENS} tokens a step on a hybrid target",
+            fix="Lower max_num_seqs or K.",
+        )
 
 
 def _check_bounds(plan: Plan, settings: Mapping[str, Any]) -> None:

@@ -81,6 +81,15 @@ def test_vllms_own_on_a_hybrid_is_refused_with_the_reason(
     check_plan(build_plan(hybrid, method=family, device="cpu"))  # ours drafts on every step
 
 
+def test_a_batch_that_would_lose_drafts_is_refused_on_a_hybrid(make_target: Targets) -> None:
+    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    sizes: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": 7, "device": "cpu"}
+    check_plan(build_plan(hybrid, max_num_seqs=256, **sizes))
+    with pytest.raises(PlanError, match="257 sequences of K \\+ 1 tokens need 2056"):
+        check_plan(build_plan(hybrid, max_num_seqs=257, **sizes))
+    check_plan(build_plan(make_target(), max_num_seqs=257, **sizes))
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

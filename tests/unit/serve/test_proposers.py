@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -295,3 +296,18 @@ def test_the_module_needs_numpy_and_the_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_step_at_a_long_context_costs_microseconds() -> None:
+    """bench/proposer_cost.py has the figures (71 at 16,384 tokens); this holds their order."""
+    rng = np.random.default_rng(0)
+    text = rng.zipf(1.3, 17000).clip(max=30000).astype(np.int32)
+    proposer = SuffixProposer(vllm_config(5, longest=17000, cache_tokens=2**17))
+    assert proposer.cache is not None
+    proposer.cache.index.append(text[:16000])
+    spent = []
+    for count in range(16384, 16500, 2):
+        began = time.thread_time()
+        proposer.propose([[0, 0]], np.array([count]), text[None, :])
+        spent.append(time.thread_time() - began)
+    assert sorted(spent)[len(spent) // 2] < 500e-6
