@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.report.comparison import render_comparison
+from paceline.report.frontier_plot import draw_frontier
 from paceline.report.leaderboard import list_ranked
 from paceline.report.leaderboard_page import write_leaderboard
 from paceline.report.leaderboard_read import read_submissions
@@ -11,6 +12,7 @@ from paceline.report.terminal import print_report, render_score_table
 
 __all__ = [
     "build_page",
+    "draw_frontier",
     "list_ranked",
     "print_report",
     "read_submissions",

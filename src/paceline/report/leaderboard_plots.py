@@ -62,10 +62,10 @@ def draw_field(
         FigureCanvasSVG(figure)
         axes = figure.add_axes((0.135, 0.145, 0.85, 0.83))
         _frame(axes, x_label)
-        _draw_reference(axes, gate)
         for mark in marks:
             _draw_mark(axes, mark)
         _set_limits(axes, marks, gate)
+        _draw_reference(axes, gate)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return _adopt(out.getvalue(), marks, name=name, label=label)
@@ -83,19 +83,28 @@ def _frame(axes: Any, x_label: str) -> None:
 
 
 def _draw_reference(axes: Any, gate: float | None) -> None:
+    """The baseline and the gate; drawn last, when the limits are known."""
     axes.axhline(1.0, color=_BASELINE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.axvline(1.0, color=_BASELINE, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.scatter([1.0], [1.0], marker="s", s=70, color=_CARD, edgecolors=_BASELINE, linewidths=2)
-    axes.annotate("baseline", (1.0, 1.0), xytext=(8, -14), textcoords="offset points", color=_SOFT)
+    low, high = axes.get_xlim()
+    is_right = (1.0 - low) / (high - low) > 0.7  # no room for the word beside it
+    axes.annotate(
+        "baseline",
+        (1.0, 1.0),
+        xytext=(-10 if is_right else 10, -15),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        color=_SOFT,
+    )
     if gate is not None:
         axes.axhline(gate, color=_SOFT, linewidth=1, zorder=1)
         axes.annotate(
             "gate",
-            (1.0, gate),
+            (0.0, gate),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, 5),
+            xytext=(5, 4),
             textcoords="offset points",
-            ha="right",
             color=_SOFT,
         )
 

@@ -207,7 +207,7 @@ def build_categories(rows: Sequence[Row], folders: Mapping[str, str]) -> dict[st
             {
                 "text": "-" if value is None else f"{value:.2f}",
                 "shade": 0 if value is None else round((value - 1) / max(top - 1, 1e-9) * 100),
-                "is_worst": value is not None and len(known) > 1 and value == min(known),
+                "is_worst": value is not None and min(known) == value < max(known),
             }
             for value in line["values"]
         ]
