@@ -43,7 +43,7 @@ class Fault:
 
     status: answer this instead; headers go with it. cut: close the connection after so many bytes
     of the body. body: send this content instead. ignore_range: always send
-    the whole.
+    the whole. stalls: with cut, hold the connection open until the server ends.
     """
 
     pattern: str
@@ -51,6 +51,7 @@ class Fault:
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     cut: int | None = None
+    stalls: bool = False
     body: bytes | None = None
     ignore_range: bool = False
 
@@ -104,6 +105,7 @@ class HubServer:
         self.leaks: list[str] = []
         self.part_bytes = part_bytes  # objects larger than this are sent in parts
         self.page_items = 3
+        self.ended = threading.Event()
         self._hub = _serve(_HubHandler, self)
         self._store = _serve(_StoreHandler, self)
         self.url = f"http://127.0.0.1:{self._hub.server_address[1]}"
@@ -113,6 +115,7 @@ class HubServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ended.set()
         for server in (self._hub, self._store):
             server.shutdown()
             server.server_close()
@@ -197,6 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.cut is not None:
             self.wfile.write(body[: fault.cut])
             self.wfile.flush()
+            if fault.stalls:
+                self.hub.ended.wait()
             self.close_connection = True
             self.connection.shutdown(2)
             return

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import mounted_disk
+from command_line import PACELINE, mounted_disk, run_command
 from hub_server import Fault, HubServer, Repo, pointer_text
 
 from paceline.errors import HubError, StorageError
@@ -289,6 +292,30 @@ def test_a_stopped_fetch_is_gone_on_with(hub: HubServer, tmp_path: Path) -> None
     assert hub.count("resolve") == 1, "small files were whole already"
     assert asked_ranges(hub) == [f"bytes={CHUNK}-"]
     assert not staging.exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_stopped_command_is_gone_on_with(
+    number: int, code: int, hub: HubServer, tmp_path: Path
+) -> None:
+    """Ctrl-C and kill -9 in the middle of a file: no folder, and what came is kept."""
+    repo = hub.add_repo("ann/large", LARGE)
+    hub.faults = [Fault("GET /object/", cut=CHUNK + 1, stalls=True)]
+    words = [PACELINE, "fetch", str(ref_of(repo)), "--out", str(tmp_path / "entry")]
+    part = tmp_path / f".entry.fetch-{repo.head[:12]}" / "model.safetensors"
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        for _ in range(400):
+            if part.is_file() and part.stat().st_size == CHUNK:
+                break
+            select.select([], [], [], 0.05)
+        command.send_signal(number)
+        assert command.wait(timeout=20) == code
+        assert b"Traceback" not in command.stderr.read()  # type: ignore[union-attr]
+    assert sorted(item.name for item in tmp_path.iterdir()) == [part.parent.name]
+    hub.store_log.clear()
+    run_command(*words[1:]).require(0)
+    assert read_all(tmp_path / "entry") == LARGE
+    assert asked_ranges(hub) == [f"bytes={CHUNK}-"]
 
 
 def test_what_was_kept_may_be_wrong(hub: HubServer, repo: Repo, tmp_path: Path) -> None:

@@ -267,3 +267,10 @@ def test_command_says_what_is_wrong(hub: HubServer, tmp_path: Path) -> None:
     command("fetch", "--out", out).require(2, "what to fetch")
     command("validate", "ann/draft@main").require(2, "a branch or a tag")
     command("target", "show", "ann/draft@v1").require(2, "a branch or a tag")
+
+
+def test_offline_is_said(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    ref = f"ann/none@{'a' * 40}"
+    command("fetch", ref, "--out", tmp_path / "entry").require(2, "HF_HUB_OFFLINE is set")
+    assert not hub.log
