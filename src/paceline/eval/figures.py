@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.eval.pairing import Arm, Pairing
+from paceline.eval.statistics import Spread, measure_spread
 
 __all__ = ["Figure", "geomean_figure", "medians_figure", "spread_over_prompts", "tau_figure"]
 
@@ -27,12 +28,19 @@ _BANDWIDTH = 0.6 * 1.06
 class Figure:
     """value: the ratio. cells: one array [prompts counted, blocks] a category, for its log.
 
-    counted: for each category the prompts (rows of the pairing) that the cells stand for.
+    counted: for each category the prompts (rows of the pairing) that the cells stand for. weights:
+    what each category counts for.
     """
 
     value: float
     cells: tuple[Array, ...]
     counted: tuple[NDArray[np.bool_], ...]
+    weights: tuple[float, ...]
+
+    @property
+    def spread(self) -> Spread | None:
+        """Of the figure's log."""
+        return measure_spread(self.cells, self.weights)
 
     @property
     def log(self) -> float:
@@ -48,6 +56,7 @@ def tau_figure(pairing: Pairing) -> Figure | None:
         value=mine[0] / base[0],
         cells=tuple(a - b for a, b in zip(mine[1], base[1], strict=True)),
         counted=tuple(np.ones(size, dtype=np.bool_) for size in pairing.sizes),
+        weights=(1.0,) * len(pairing.sizes),
     )
 
 
@@ -86,6 +95,7 @@ def geomean_figure(pairing: Pairing) -> Figure | None:
         value=math.exp(sum(means) / num_known),
         cells=tuple((v - mean) / num_known for v, mean in zip(kept, means, strict=True)),
         counted=counted,
+        weights=(1.0,) * len(kept),
     )
 
 
@@ -116,6 +126,7 @@ def medians_figure(pairing: Pairing) -> Figure | None:
         value=values["baseline"] / values["candidate"],
         cells=tuple(a - b for a, b in zip(cells["baseline"], cells["candidate"], strict=True)),
         counted=counted,
+        weights=tuple(max(1.0, float(rows.sum())) / total for rows in counted),
     )
 
 

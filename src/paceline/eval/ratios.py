@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,7 @@ def _describe(
     nothing = {"value": None, "low": None, "high": None, "degrees_of_freedom": None}
     if figure is None:
         return {**nothing, "coverage": None, "not_measured": None}
-    spread = measure_spread(figure.cells)
+    spread = figure.spread
     half = 0.0 if same else None
     if not same and spread is not None and (not studentised or quantile is not None):
         half = half_width(spread, confidence=confidence, quantile=quantile)
@@ -246,10 +246,11 @@ def _build_score(
 class ScoreParts:
     """What the score moves by, in points: cells as a figure's, and one deviation a resample.
 
-    variances: of each resample's own estimate.
+    variances: of each resample's own estimate. spread: with lone prompts' parts from both terms.
     """
 
     cells: tuple[Array, ...]
+    spread: Spread
     deviations: Array
     variances: Array
 
@@ -267,10 +268,20 @@ def find_score_parts(
         by_tau * a + by_tpot * b
         for a, b in zip(found.tau.cells, spread_over_prompts(found.tpot), strict=True)
     )
+    spread, of_tau, of_tpot = measure_spread(cells), found.tau.spread, found.tpot.spread
+    if spread is None or of_tau is None or of_tpot is None:
+        return None
+    # both terms of a lone prompt may move together
+    lone = (by_tau * math.sqrt(of_tau.lone) + by_tpot * math.sqrt(of_tpot.lone)) ** 2
     ratio = np.exp(found.replicates.log_tau - found.tau.log)
     deviations = by_tau * (ratio - 1) + by_tpot * np.expm1(found.replicates.tpot)
     variances = found.replicates.variance(by_tau * ratio, by_tpot * np.exp(found.replicates.tpot))
-    return ScoreParts(cells=cells, deviations=deviations, variances=variances)
+    return ScoreParts(
+        cells=cells,
+        spread=replace(spread, lone=lone),
+        deviations=deviations,
+        variances=variances,
+    )
 
 
 def _score_interval(
@@ -280,9 +291,9 @@ def _score_interval(
     if found.pairing.is_same:
         return 0.0, None
     parts = find_score_parts(found, tau, tpot, rules)
-    spread = None if parts is None else measure_spread(parts.cells)
-    if parts is None or spread is None:
+    if parts is None:
         return None
+    spread = parts.spread
     confidence = rules.statistics.confidence
     quantile = studentised_quantile(parts.deviations, parts.variances, confidence=confidence)
     if quantile is None:

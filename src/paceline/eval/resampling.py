@@ -27,7 +27,8 @@ _CHUNK = 1000
 class Replicates:
     """One value a resample. log_tau: of the ratio; tpot: how far log TPOT_B / TPOT moved.
 
-    tau_tau, tau_tpot, tpot_tpot: variances and covariance, estimated inside each resample.
+    tau_tau, tau_tpot, tpot_tpot: variances and covariance, estimated inside each resample, of
+    categories with two prompts or more.
     """
 
     log_tau: Array
@@ -74,26 +75,19 @@ def _draw_chunk(
     mine_tau, mine = _draw_tau(pairing.candidate, draws)
     base_tau, base = _draw_tau(pairing.baseline, draws)
     tpot = np.zeros(num)
-    squares = np.zeros((3, num))  # over all categories, for the lone ones
     variances = np.zeros((3, num))
-    freedom, lone = 0, 0
     for index, a, b, cells in zip(draws, mine, base, tpot_cells, strict=True):
         size = index.shape[1]
         times = cells.mean(axis=1)[index]
         tpot += times.mean(axis=1)
-        if size == 1:
-            lone += 1
+        if size == 1:  # the same in every resample: its spread is added afterwards
             continue
         tau = a - b
         tau -= tau.mean(axis=1, keepdims=True)
         times -= times.mean(axis=1, keepdims=True)
         pairs = ((tau, tau), (tau, times), (times, times))
         own = np.stack([np.einsum("ij,ij->i", x, y) for x, y in pairs])
-        squares += own
-        freedom += size - 1
         variances += own / (size - 1) / size
-    if freedom:
-        variances += lone * squares / freedom
     with np.errstate(divide="ignore", invalid="ignore"):
         log_tau = np.log(mine_tau) - np.log(base_tau)
     return (log_tau, tpot, *variances)

@@ -38,62 +38,78 @@ _NOTHING = 1e-24
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Variance of a figure: what its prompts and what its blocks put into it.
+    """Variance of a figure, by where it comes from.
 
-    freedom_of_prompts: Satterthwaite's degrees of freedom of the first; num_blocks: 1 for none.
+    prompts: of categories with two prompts or more; freedom_of_prompts: Satterthwaite's degrees of
+    freedom. lone: of categories of one prompt, as much as the others' prompts have on average;
+    freedom_of_lone: of that average. blocks: of num_blocks of them, 1 for none.
     """
 
     prompts: float
     freedom_of_prompts: float
+    lone: float = 0.0
+    freedom_of_lone: float = math.inf
     blocks: float = 0.0
     num_blocks: int = 1
 
     @property
     def variance(self) -> float:
-        return self.prompts + self.blocks
+        return self.prompts + self.lone + self.blocks
 
     @property
     def degrees_of_freedom(self) -> float:
         """Of the whole, by Satterthwaite."""
-        if not self.blocks:
-            return self.freedom_of_prompts
-        parts = self.prompts**2 / self.freedom_of_prompts + self.blocks**2 / (self.num_blocks - 1)
-        return self.variance**2 / parts
+        parts = [(self.prompts, self.freedom_of_prompts), (self.lone, self.freedom_of_lone)]
+        parts += [(self.blocks, self.num_blocks - 1.0)]
+        return _combine(parts, otherwise=self.freedom_of_prompts)
 
     @property
     def is_measured(self) -> bool:
         """Enough prompts for an interval; three that happen to be alike are not."""
-        return self.freedom_of_prompts >= MIN_DEGREES_OF_FREEDOM
+        parts = [(self.prompts, self.freedom_of_prompts), (self.lone, self.freedom_of_lone)]
+        return _combine(parts, otherwise=self.freedom_of_prompts) >= MIN_DEGREES_OF_FREEDOM
 
 
-def measure_spread(cells: Sequence[Array]) -> Spread | None:
+def _combine(parts: Sequence[tuple[float, float]], *, otherwise: float) -> float:
+    """Satterthwaite: degrees of freedom of a sum of estimated variances."""
+    known = [(variance, freedom) for variance, freedom in parts if variance > 0]
+    if not known:
+        return otherwise
+    total = sum(variance for variance, _ in known)
+    return total**2 / sum(variance**2 / freedom for variance, freedom in known)
+
+
+def measure_spread(cells: Sequence[Array], weights: Sequence[float] | None = None) -> Spread | None:
     """Spread of a figure from its influence cells; None without two prompts in any category.
 
-    Prompts: sum over categories of s^2 / n. A category of one prompt is given the variance that the
-    others have on average. Blocks: variance of the block means; from six blocks on less what the
+    weights: what each category counts for in the figure; None is all alike. Prompts: sum over
+    categories of s^2 / n. Blocks: variance of the block means; from six blocks on less what the
     prompts' own noise puts into them, so that noise is counted once. Of fewer blocks that
     difference is itself mostly noise, and left in.
     """
-    cells = [cell for cell in cells if cell.size]
+    scales = np.ones(len(cells)) if weights is None else np.asarray(weights, dtype=np.float64)
+    kept = [(cell, scale) for cell, scale in zip(cells, scales, strict=True) if cell.size]
+    cells = [cell for cell, _ in kept]
     sizes = np.array([len(cell) for cell in cells])
     if not cells or sizes.max() < 2:
         return None
+    scales = np.array([scale for _, scale in kept])
     means = [cell.mean(axis=1) for cell in cells]
-    freedoms = sizes - 1
-    squares = np.array([float(((mean - mean.mean()) ** 2).sum()) for mean in means])
-    pooled = float(squares.sum() / freedoms.sum())
     several = sizes >= 2
-    parts = squares[several] / freedoms[several] / sizes[several]
-    lone = float((~several).sum()) * pooled
-    prompts = float(parts.sum()) + lone
-    uncertainty = float((parts**2 / freedoms[several]).sum()) + lone**2 / float(freedoms.sum())
+    freedoms = sizes[several] - 1
+    squares = np.array([float(((mean - mean.mean()) ** 2).sum()) for mean in means])[several]
+    parts = squares / freedoms / sizes[several]
+    prompts = float(parts.sum())
     if prompts <= _NOTHING:  # rounding of prompts that are all alike
         prompts, of_prompts = 0.0, float(freedoms.sum())
     else:
-        of_prompts = prompts**2 / uncertainty
+        of_prompts = prompts**2 / float((parts**2 / freedoms).sum())
+    average = float((squares / scales[several] ** 2).sum() / freedoms.sum())
     return Spread(
         prompts=prompts,
         freedom_of_prompts=of_prompts,
+        lone=average * float((scales[~several] ** 2).sum()) if prompts else 0.0,
+        freedom_of_lone=float(freedoms.sum()),
         blocks=_measure_blocks(cells),
         num_blocks=int(cells[0].shape[1]),
     )
@@ -122,13 +138,15 @@ def half_width(spread: Spread, *, confidence: float, quantile: float | None = No
     """Half of an interval, on the scale of the cells; None where it cannot be estimated.
 
     quantile: a studentised one found by resampling prompts, in place of Student's for their part.
-    The blocks' part has Student's for the number of blocks: exact where they are all that varies.
+    A lone prompt is never resampled, and a block neither: their parts have Student's.
     """
     if not spread.is_measured:
         return None
     tail = (1 + confidence) / 2
     of_prompts = t_quantile(tail, spread.freedom_of_prompts) if quantile is None else quantile
     squared = of_prompts**2 * spread.prompts
+    if spread.lone:
+        squared += t_quantile(tail, spread.freedom_of_lone) ** 2 * spread.lone
     if spread.blocks:
         squared += t_quantile(tail, spread.num_blocks - 1) ** 2 * spread.blocks
     return math.sqrt(squared)

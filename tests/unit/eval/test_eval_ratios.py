@@ -14,7 +14,7 @@ from paceline.eval.figures import geomean_figure, spread_over_prompts, tau_figur
 from paceline.eval.pairing import build_pairing, included_for_tpot
 from paceline.eval.ratios import compute_ratios, measure_pairing, memory_ratio
 from paceline.eval.resampling import draw_replicates
-from paceline.eval.statistics import measure_spread, t_quantile
+from paceline.eval.statistics import t_quantile
 
 RULES = build_rules(min_tokens_for_tpot="4", num_resamples="500")
 BY_MEDIANS = build_rules(
@@ -188,7 +188,7 @@ def test_replicates_have_the_variance_that_the_cells_say() -> None:
 
 
 def test_a_resample_that_is_the_sample_has_its_spread() -> None:
-    """Also with a category of one prompt, whose variance is the others' average."""
+    """Also with a category of one prompt, which no resample moves."""
     lone = ("chat-1-1", "chat-1-2", "chat-2-0", "chat-2-1", "chat-2-2")
     base, mine = ([e for e in arm if e["id"] not in lone] for arm in MANY.values())
     pairing = build_pairing(base, mine, {e["id"] for e in base})
@@ -199,8 +199,9 @@ def test_a_resample_that_is_the_sample_has_its_spread() -> None:
     same = [np.arange(size)[None, :] for size in pairing.sizes]
     drawn = draw_replicates(pairing, spread_over_prompts(tpot), same)
     for figure, found in ((tau, drawn.tau_tau), (tpot, drawn.tpot_tpot)):
-        spread = measure_spread(figure.cells)
+        spread = figure.spread
         assert spread is not None
+        assert spread.lone > 0
         assert found[0] == pytest.approx(spread.prompts, rel=1e-12)
     assert drawn.log_tau[0] == pytest.approx(tau.log, rel=1e-12)
     assert drawn.tpot[0] == pytest.approx(0.0, abs=1e-15)

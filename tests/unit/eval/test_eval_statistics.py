@@ -79,7 +79,23 @@ def test_a_lone_prompt_is_given_the_average_variance() -> None:
     spread = measure_spread([column(-1, 1), column(-2, 0, 2), column(0)])
     assert spread is not None
     pooled = (2 + 8) / (1 + 2)
-    assert spread.prompts == pytest.approx(2 / 2 + 4 / 3 + pooled, rel=1e-14)
+    assert spread.prompts == pytest.approx(2 / 2 + 4 / 3, rel=1e-14)
+    assert spread.lone == pytest.approx(pooled, rel=1e-14)
+    assert spread.freedom_of_lone == 3
+    # Student's for the average of three degrees of freedom, 3.1824, beside a given quantile
+    wide = Spread(prompts=1.0, freedom_of_prompts=9, lone=2.0, freedom_of_lone=3)
+    assert half_width(wide, confidence=0.95, quantile=2.0) == pytest.approx(
+        math.sqrt(4 + 2 * 3.1824463053**2)
+    )
+
+
+def test_a_lone_prompt_of_a_small_weight_adds_little() -> None:
+    """Weights as a pooled median has them: 2, 3 and 1 of six prompts."""
+    weights = [2 / 6, 3 / 6, 1 / 6]
+    cells = [column(-1, 1) * 2 / 6, column(-2, 0, 2) * 3 / 6, column(1) / 6]
+    spread = measure_spread(cells, weights)
+    assert spread is not None
+    assert spread.lone == pytest.approx((2 + 8) / 3 / 36, rel=1e-14)
 
 
 def test_no_category_of_two_has_no_spread() -> None:

@@ -1,0 +1,150 @@
+"""Times of one request to a running OpenAI-compatible server, whatever engine it is.
+
+Standard library HTTP, one streamed completion at a time. A chunk may hold several tokens, so tokens
+are counted by the server's own usage, never by chunks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from paceline.endpoint import Request
+from paceline.errors import EngineError, PlanError
+from paceline.eval.bench import Ask, Timing
+
+__all__ = ["ask_server", "find_model"]
+
+_TIMEOUT_S = 600.0
+
+
+def find_model(url: str) -> str:
+    """Name of the first model that the server serves."""
+    connection, path = _connect(url)
+    try:
+        connection.request("GET", f"{path}/models")
+        response = connection.getresponse()
+        body = response.read()
+        names = [row["id"] for row in json.loads(body)["data"]] if response.status == 200 else []
+    except (OSError, http.client.HTTPException) as problem:
+        raise _unreachable(url, problem) from None
+    except (ValueError, KeyError, TypeError):
+        names = []
+    finally:
+        connection.close()
+    if not names:
+        raise EngineError(
+            "the server names no model",
+            where=f"{url}/models",
+            fix="Give the base URL of an OpenAI-compatible server, or name the model.",
+        )
+    return str(names[0])
+
+
+def ask_server(url: str, model: str) -> Ask:
+    """One streamed completion at a time; the prompt goes as token ids."""
+
+    def ask(request: Request) -> Timing:
+        body = {
+            "model": model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": request.sampling.max_tokens,
+            "temperature": request.sampling.temperature,
+            "ignore_eos": request.sampling.ignore_eos,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        connection, path = _connect(url)
+        data = json.dumps(body).encode()
+        try:
+            sent = time.monotonic()
+            connection.request(
+                "POST", f"{path}/completions", data, {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                raise EngineError(
+                    f"the server answered {response.status}: {response.read(300).decode(errors='replace')}",
+                    where=url,
+                    fix="Check the model's name, and that prompt and answer fit its context.",
+                )
+            return _read_stream(response, sent, url)
+        except (OSError, http.client.HTTPException) as problem:
+            if isinstance(problem, EngineError):
+                raise
+            raise _unreachable(url, problem) from None
+        finally:
+            connection.close()
+
+    return ask
+
+
+def _read_stream(response: http.client.HTTPResponse, sent: float, url: str) -> Timing:
+    times: list[float] = []
+    tokens = None
+    for event in _events(response):
+        choices = event.get("choices") or []
+        if choices and (choices[0].get("text") or choices[0].get("token_ids")):
+            times.append(time.monotonic())
+        usage = event.get("usage")
+        if usage:
+            tokens = usage.get("completion_tokens")
+        if event.get("error"):
+            raise EngineError(f"the server broke off: {event['error']}", where=url)
+    if not times or not isinstance(tokens, int):
+        raise EngineError(
+            "the server streamed no tokens" if not times else "the server gave no usage",
+            where=url,
+            expected="a streamed completion whose last event counts its tokens",
+        )
+    # tokens that came with the first chunk are not known; one is assumed
+    several = tokens > 1 and len(times) > 1
+    return Timing(
+        ttft_ms=(times[0] - sent) * 1000.0,
+        latency_ms=(times[-1] - sent) * 1000.0,
+        tpot_ms=(times[-1] - times[0]) * 1000.0 / (tokens - 1) if several else None,
+        num_tokens=tokens,
+    )
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for raw in response:
+        line = raw.strip()
+        if not line.startswith(b"data:"):
+            continue
+        text = line[5:].strip()
+        if text == b"[DONE]":
+            return
+        try:
+            event = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise PlanError(
+            f"{url!r} is no server's address", expected="for example http://127.0.0.1:8000/v1"
+        )
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    path = parts.path.rstrip("/")
+    path = path if path.endswith("/v1") else path + "/v1"
+    try:
+        return kind(parts.hostname, parts.port, timeout=_TIMEOUT_S), path
+    except ValueError:
+        raise PlanError(f"{url!r} has no usable port") from None
+
+
+def _unreachable(url: str, problem: Exception) -> EngineError:
+    return EngineError(
+        f"the server cannot be reached: {problem or type(problem).__name__}",
+        where=url,
+        fix="Start it, or check its address.",
+    )
