@@ -88,11 +88,16 @@ def fetch_to_cache(ref: HubRef, cache: Path, *, kind: Kind) -> Path:
     Later uses compare names and sizes with the manifest; `paceline fetch --verify` compares hashes.
     """
     folder = cache / "hub" / kind / ref.repo_id.replace("/", "--") / ref.commit
-    if not _is_complete(folder):
-        if folder.is_dir():  # damaged: its files are not those of its manifest
-            with storage_errors(folder):
-                shutil.rmtree(folder)
-        fetch_folder(ref, folder, kind=kind)
+    if _is_complete(folder):
+        return folder
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_complete(folder):  # another process may have fetched it while we waited
+                if folder.is_dir():  # damaged: its files are not those of its manifest
+                    shutil.rmtree(folder)
+                fetch_folder(ref, folder, kind=kind)
     return folder
 
 

@@ -533,3 +533,18 @@ def test_cache_asks_once(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(b"cut")
     assert fetch_to_cache(ref_of(repo), cache, kind="draft") == folder
     assert read_all(folder) == FILES
+
+
+def test_many_want_the_same_into_the_cache(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
+    """Four at once: one fetches, three wait and find it."""
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(
+            pool.map(
+                lambda _: fetch_to_cache(ref_of(repo), tmp_path / "cache", kind="draft"), range(4)
+            )
+        )
+    assert len(set(found)) == 1
+    assert read_all(found[0]) == FILES
+    assert hub.count("resolve") == len(FILES)
