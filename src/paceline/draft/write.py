@@ -33,6 +33,8 @@ _DTYPES = {
     "torch.bool": "BOOL",
     "torch.uint8": "U8",
     "torch.int8": "I8",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
 }
 
 
@@ -70,7 +72,9 @@ def write_draft(
     ):
         require_none(problems, DraftError, folder=str(out_dir))
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # 8-bit floats have no isfinite of their own
+        wide = tensor.float() if str(tensor.dtype).startswith("torch.float8") else tensor
+        if tensor.is_floating_point() and not bool(wide.isfinite().all()):
             raise DraftError(
                 f"tensor '{name}' holds NaN or infinity",
                 where=f"{out_dir}/model.safetensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,15 @@ from builders import (
     random_bf16,
     write_safetensors,
 )
+from contract_cases import CASES, Case, quantize
 
-from paceline.draft import list_bundled, read_draft, resolve_draft, write_draft
+from paceline.draft import (
+    build_contract,
+    list_bundled,
+    read_draft,
+    resolve_draft,
+    write_draft,
+)
 from paceline.errors import DraftError, StorageError
 from paceline.validate import validate_draft
 
@@ -217,3 +225,76 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 def test_a_model_free_draft_has_no_weights(tmp_path: Path) -> None:
     draft = write(tmp_path / "d", family="ngram", config={}, tensors={}, metadata={"name": "n"})
     assert sorted(item.name for item in draft.path.iterdir()) == ["metadata.json", "spec.json"]
+
+
+# quantised drafts, and the other families
+
+
+def quantised(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Every linear layer packed or in FP8, sizes by hand for the toy's widths."""
+    plain, packed = weights(config), {}
+    for name, tensor in plain.items():
+        stem = name.removesuffix("weight")
+        if tensor.dim() != 2 or name == "lm_head.weight":
+            packed[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        packed[f"{stem}weight_scale"] = torch.ones(rows, 1, dtype=torch.bfloat16)
+        if kind == "float":
+            packed[name] = tensor.to(torch.float8_e4m3fn)
+        else:
+            packed[f"{stem}weight_packed"] = torch.ones(rows, columns // 8, dtype=torch.int32)
+            packed[f"{stem}weight_shape"] = torch.tensor([rows, columns])
+    return packed
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int", 4), ("float", 8)])
+def test_a_quantised_draft_is_written_and_read(kind: str, bits: int, tmp_path: Path) -> None:
+    config = build_config(quantization_config=quantize(kind, bits, None))
+    tensors = quantised(kind, config)
+    draft = write(tmp_path / "d", config=config, tensors=tensors)
+    assert set(draft.tensors) == set(tensors)
+    dtype = "F8_E4M3" if kind == "float" else "I32"
+    assert dtype in {tensor.dtype for tensor in draft.tensors.values()}
+    for name in tensors:
+        rest = {other: tensor for other, tensor in tensors.items() if other != name}
+        if name == "t2d":
+            continue
+        with pytest.raises(DraftError, match=re.escape(name.rpartition(".")[0] or name)):
+            write(tmp_path / "e", config=config, tensors=rest)
+    if kind == "float":
+        bad = tensors["fc.weight"].float()
+        bad[0, 0] = float("nan")
+        with pytest.raises(DraftError, match="NaN"):
+            write(
+                tmp_path / "e",
+                config=config,
+                tensors={**tensors, "fc.weight": bad.to(torch.float8_e4m3fn)},
+            )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if "quantization_config" not in c.config],
+    ids=lambda case: case.name,
+)
+def test_every_family_is_written_and_read(case: Case, tmp_path: Path) -> None:
+    rules = build_contract(case.family, case.config).tensors
+    tensors = {
+        name: torch.arange(rule.shape[0]) * 0
+        if "I64" in rule.dtypes
+        else torch.full(rule.shape, 0.5, dtype=torch.bfloat16)
+        for name, rule in rules.items()
+        if rule.required
+    }
+    draft = write_draft(
+        tmp_path / "d",
+        family=case.family,
+        config=case.config,
+        tensors=tensors,
+        num_speculative_tokens=3,
+        metadata={"name": case.name},
+    )
+    assert set(draft.tensors) == set(tensors)
+    trained = draft.metadata.get("trained", {})
+    assert ("embeddings" in trained) == (case.family in ("eagle3", "mtp", "dflash"))
