@@ -322,6 +322,23 @@ def test_wrong_types_of_every_key_are_named(case: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        ("draft_vocab_size", None),  # null is how exporters say "not stated"
+        ("head_dim", None),
+        ("sliding_window", None),
+        ("hidden_act", "json.type"),  # and where vLLM stops at null
+        ("rms_norm_eps", "json.type"),
+        ("hidden_size", "cfg.missing"),
+    ],
+)
+def test_null(key: str, rule: str | None) -> None:
+    eagle3 = next(case for case in CASES if case.family == "eagle3").config
+    told = check_config_keys("eagle3", {**eagle3, key: None})
+    assert [p.rule for p in told] == ([] if rule is None else [rule])
+
+
+@pytest.mark.parametrize(
     ("spec", "rule"),
     [
         (SUFFIX, None),
