@@ -4,37 +4,119 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import print_facts
+from paceline.cli.console import print_facts, say
+from paceline.errors import PlanError
+
+if TYPE_CHECKING:
+    from paceline.forecast import StepModel
 
 __all__ = ["forecast"]
 
 
 def forecast(
-    design: Annotated[Path, typer.Argument(help="DESIGN.toml: family, K and sizes.")],
     target: Annotated[
         str, typer.Option("--target", help="A folder, qwen3.8-27b, qwen3.5-4b or smollm2.")
     ],
+    designs: Annotated[
+        list[Path] | None, typer.Argument(help="DESIGN.toml: family, K and sizes.")
+    ] = None,
     rules: Annotated[str, typer.Option("--rules", help="Contest rules.")] = "emc2-2027",
     baseline: Annotated[
         Path | None,
         typer.Option("--baseline", help="The baseline's DESIGN.toml; else the target's MTP head."),
     ] = None,
     baseline_acceptance: Annotated[
-        float, typer.Option("--baseline-acceptance", help="Assumed length of the baseline.")
-    ] = 2.8,
+        float | None,
+        typer.Option("--baseline-acceptance", help="Assumed length of the baseline; 2.8."),
+    ] = None,
     bandwidth: Annotated[
         float, typer.Option("--bandwidth", help="Assumed bandwidth in GB/s.")
     ] = 3500.0,
+    step_model: Annotated[
+        Path | None, typer.Option("--step-model", help="Step times by a model that --fit wrote.")
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", help="Try every design of SPACE.toml, or of the space 'default'."),
+    ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option("--fit", help="Fit a step-time model to measured runs (steps.jsonl)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where --search and --fit write.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell a draft's bytes and limits before it is trained.
 
-    And the acceptance that a score needs; from sizes alone, without a GPU.
+    And the acceptance that a score needs; from sizes alone, without a GPU. --search tries a whole
+    space of designs.
     """
+    modes = {"--search": search is not None, "--fit": fit is not None}
+    chosen = [name for name, is_on in modes.items() if is_on]
+    if len(chosen) > 1:
+        raise PlanError(f"{' and '.join(chosen)} are two commands", expected="one of them")
+    mode = chosen[0] if chosen else ""
+    _refuse(mode, designs, "a design", ("",))
+    _refuse(mode, out, "--out", ("--search", "--fit"))
+    _refuse(mode, baseline, "--baseline", ("",))
+    _refuse(mode, baseline_acceptance, "--baseline-acceptance", ("",))
+    _refuse(mode, step_model, "--step-model", ("", "--search"))
+    _refuse(mode, as_json or None, "--json", ("", "--search"))
+    if search is not None:
+        _search(search, target, rules, bandwidth, step_model, out, as_json)
+    elif fit is not None:
+        _fit(fit, target, out)
+    else:
+        if not designs or len(designs) > 1:
+            raise PlanError(
+                f"{len(designs or [])} designs are named",
+                expected="one DESIGN.toml, or --search, --fit",
+            )
+        _forecast(
+            designs[0],
+            target,
+            rules,
+            baseline,
+            2.8 if baseline_acceptance is None else baseline_acceptance,
+            bandwidth,
+            step_model,
+            as_json,
+        )
+
+
+def _refuse(mode: str, value: object, name: str, modes: tuple[str, ...]) -> None:
+    """A setting without effect is an error."""
+    if value is not None and value != [] and mode not in modes:
+        here = f"with {mode}" if mode else "here"
+        raise PlanError(
+            f"{name} has no effect {here}",
+            expected=f"it with {' or '.join(m or 'a single design' for m in modes)}",
+            fix="Leave it out.",
+        )
+
+
+def _read_model(path: Path | None) -> StepModel | None:
+    from paceline.forecast import read_step_model
+
+    return None if path is None else read_step_model(path)
+
+
+def _forecast(
+    design: Path,
+    target: str,
+    rules: str,
+    baseline: Path | None,
+    baseline_acceptance: float,
+    bandwidth: float,
+    step_model: Path | None,
+    as_json: bool,
+) -> None:
     from paceline.forecast import build_forecast, describe_forecast, read_design, read_shape
     from paceline.rules import read_rules
 
@@ -46,9 +128,63 @@ def forecast(
         baseline=read_design(baseline, shape) if baseline else None,
         baseline_acceptance_length=baseline_acceptance,
         bandwidth_gb_s=bandwidth,
+        model=_read_model(step_model),
     )
     if as_json:
         typer.echo(json.dumps(result.to_json_dict(), indent=2, ensure_ascii=False))
         return
     for title, lines in describe_forecast(result):
         print_facts(title, lines)
+
+
+def _search(
+    space: str,
+    target: str,
+    rules: str,
+    bandwidth: float,
+    step_model: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from paceline.forecast import (
+        describe_search,
+        read_shape,
+        read_space,
+        search_designs,
+        search_to_json,
+    )
+    from paceline.records import atomic_folder, write_json, write_text
+    from paceline.rules import read_rules
+
+    found = search_designs(
+        read_space(space),
+        read_shape(target),
+        read_rules(rules),
+        bandwidth_gb_s=bandwidth,
+        model=_read_model(step_model),
+    )
+    record = search_to_json(found)
+    if out is not None:
+        from paceline.report import draw_frontier
+
+        with atomic_folder(out) as folder:
+            write_json(folder / "search.json", record)
+            write_text(folder / "frontier.svg", str(draw_frontier(record)))
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        return
+    for title, lines in describe_search(found):
+        print_facts(title, lines)
+    if out is not None:
+        say(f"frontier: {out / 'frontier.svg'}")
+
+
+def _fit(runs: Path, target: str, out: Path | None) -> None:
+    from paceline.forecast import describe_fit, fit_runs, read_runs, read_shape, write_step_model
+
+    model = fit_runs(read_runs(runs), read_shape(target), where=str(runs))
+    if out is not None:
+        write_step_model(out, model)
+    print_facts("Step-time model", describe_fit(model))
+    if out is not None:
+        say(f"model: {out}")

@@ -5,30 +5,55 @@ from __future__ import annotations
 from paceline.forecast.cache import CacheUse, Group, LayerCache, group_layers, measure_cache
 from paceline.forecast.describe import describe_forecast
 from paceline.forecast.design import Design, native_baseline, parse_design, read_design
+from paceline.forecast.fit import describe_fit, fit_runs, fit_step_model
 from paceline.forecast.memory import DraftMemory, measure_memory
 from paceline.forecast.run import Forecast, build_forecast
 from paceline.forecast.score import Goal, StepTime
+from paceline.forecast.search import Candidate, Search, search_designs
+from paceline.forecast.search_record import describe_search, search_to_json
 from paceline.forecast.shape import CachePlan, TargetShape, list_shapes, read_shape
+from paceline.forecast.space import Space, list_spaces, parse_space, read_space
+from paceline.forecast.step_model import StepModel, read_step_model, write_step_model
+from paceline.forecast.steps import StepPoint, StepRun, append_run, read_runs
 
 __all__ = [
     "CachePlan",
     "CacheUse",
+    "Candidate",
     "Design",
     "DraftMemory",
     "Forecast",
     "Goal",
     "Group",
     "LayerCache",
+    "Search",
+    "Space",
+    "StepModel",
+    "StepPoint",
+    "StepRun",
     "StepTime",
     "TargetShape",
+    "append_run",
     "build_forecast",
+    "describe_fit",
     "describe_forecast",
+    "describe_search",
+    "fit_runs",
+    "fit_step_model",
     "group_layers",
     "list_shapes",
+    "list_spaces",
     "measure_cache",
     "measure_memory",
     "native_baseline",
     "parse_design",
+    "parse_space",
     "read_design",
+    "read_runs",
     "read_shape",
+    "read_space",
+    "read_step_model",
+    "search_designs",
+    "search_to_json",
+    "write_step_model",
 ]

@@ -44,7 +44,8 @@ def describe_forecast(forecast: Forecast) -> list[tuple[str, list[tuple[str, str
         base = forecast.baseline
         lines = [("design", f"{base.family}, K = {base.num_speculative_tokens}")]
         sections.append(("Baseline", lines + _memory(forecast.baseline_memory)))
-    sections.append(("Step time (assumed)", _step(forecast)))
+    kind = "assumed" if forecast.step_source is None else "fitted to measured runs"
+    sections.append((f"Step time ({kind})", _step(forecast)))
     if forecast.goals is not None and forecast.best is not None:
         lines = [_goal(goal) for goal in forecast.goals]
         label, text = _goal(forecast.best)
@@ -87,12 +88,16 @@ def _memory(memory: DraftMemory) -> list[tuple[str, str]]:
 
 def _step(forecast: Forecast) -> list[tuple[str, str]]:
     step = forecast.step
+    context = f"{forecast.length_tokens:,} tokens of context"
+    source = (
+        "assumption",
+        f"bytes moved at {step.bandwidth_gb_s:,.0f} GB/s, {context};"
+        " launches, arithmetic and wider verification cost nothing",
+    )
+    if forecast.step_source is not None:
+        source = ("model", f"{forecast.step_source}; {context}")
     lines = [
-        (
-            "assumption",
-            f"bytes moved at {step.bandwidth_gb_s:,.0f} GB/s, {forecast.length_tokens:,} tokens of"
-            " context; launches, arithmetic and wider verification cost nothing",
-        ),
+        source,
         ("target alone", f"{forecast.plain_step.step_ms:.2f} ms"),
         ("design", f"{step.step_ms:.2f} ms a step, {step.draft_bytes / 1e9:.2f} GB for drafting"),
     ]

@@ -11,7 +11,15 @@ from paceline.errors import PlanError, RecipeError
 from paceline.forecast.shape import TargetShape
 from paceline.problems import show_value
 
-__all__ = ["FAMILIES", "WEIGHT_FORMATS", "Design", "native_baseline", "parse_design", "read_design"]
+__all__ = [
+    "FAMILIES",
+    "WEIGHT_FORMATS",
+    "Design",
+    "build_design",
+    "native_baseline",
+    "parse_design",
+    "read_design",
+]
 
 WEIGHT_FORMATS = ("bf16", "fp8", "w8a16", "w4a16")
 _KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
@@ -115,6 +123,11 @@ def parse_design(text: str, shape: TargetShape, *, where: str = "design") -> Des
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
         raise RecipeError(f"is not valid TOML: {problem}", where=where) from None
+    return build_design(table, shape, where=where)
+
+
+def build_design(table: dict[str, Any], shape: TargetShape, *, where: str = "design") -> Design:
+    """A design out of its keys and values; raises like `parse_design`."""
     for key in table:
         if key not in ("family", "num_speculative_tokens", *_ALL_KEYS):
             raise RecipeError(

@@ -12,6 +12,7 @@ from paceline.forecast.design import Design, native_baseline
 from paceline.forecast.memory import DraftMemory, measure_memory
 from paceline.forecast.score import GOALS, Goal, StepTime, best_goal, find_goal, model_step
 from paceline.forecast.shape import CachePlan, TargetShape
+from paceline.forecast.step_model import StepModel
 from paceline.rules import Rules
 
 __all__ = ["Forecast", "build_forecast"]
@@ -36,6 +37,7 @@ class Forecast:
     step: StepTime
     baseline_step: StepTime | None
     plain_step: StepTime
+    step_source: str | None
     baseline_acceptance_length: float
     memory_ratio: float | None
     step_ratio: float | None
@@ -69,11 +71,15 @@ def build_forecast(
     baseline_acceptance_length: float = 2.8,
     bandwidth_gb_s: float = 3500.0,
     plan: CachePlan | None = None,
+    model: StepModel | None = None,
 ) -> Forecast:
     """The forecast of a design. baseline None: the target's own MTP head with the rules' K.
 
-    Raises PlanError for a design or an assumption that cannot be.
+    model: step times by a model fitted to measured runs; None takes the roofline. Raises PlanError
+    for a design or an assumption that cannot be, or a target that the model does not know.
     """
+    if model is not None:
+        model.require_target(shape.facts.name)
     plan = plan or CachePlan()
     if not (math.isfinite(bandwidth_gb_s) and bandwidth_gb_s > 0):
         raise PlanError(f"the bandwidth is {bandwidth_gb_s}", expected="GB/s above 0")
@@ -92,7 +98,13 @@ def build_forecast(
     def measure(one: Design) -> tuple[DraftMemory, StepTime]:
         memory = measure_memory(one, shape, context_tokens=context, plan=plan)
         step = model_step(
-            one, memory, shape, tokens=length, bandwidth_gb_s=bandwidth_gb_s, plan=plan
+            one,
+            memory,
+            shape,
+            tokens=length,
+            bandwidth_gb_s=bandwidth_gb_s,
+            plan=plan,
+            model=model,
         )
         return memory, step
 
@@ -132,8 +144,15 @@ def build_forecast(
         step=step,
         baseline_step=base_step,
         plain_step=model_step(
-            None, None, shape, tokens=length, bandwidth_gb_s=bandwidth_gb_s, plan=plan
+            None,
+            None,
+            shape,
+            tokens=length,
+            bandwidth_gb_s=bandwidth_gb_s,
+            plan=plan,
+            model=model,
         ),
+        step_source=model.describe() if model is not None else None,
         baseline_acceptance_length=baseline_acceptance_length,
         memory_ratio=memory_ratio,
         step_ratio=step_ratio,

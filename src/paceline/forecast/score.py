@@ -1,9 +1,10 @@
 """From shapes to score: a bandwidth roofline for the step, and the acceptance a goal needs.
 
-The step-time model is an assumption, not a measurement: a step moves bytes at one bandwidth and
-costs nothing else. It ignores launches, arithmetic and the wider verification, so it favours large
-K. One known point: Qwen3.8-27B's shape with its MTP head, K = 3, took 18.9 ms a step on an H200
-and 14.6 ms a token without a draft; the model says 18.0 and 14.9 at 3,500 GB/s.
+Without a model fitted to measured runs (step_model.py) the step time is an assumption: a step moves
+bytes at one bandwidth and costs nothing else. It ignores launches, arithmetic and the wider
+verification, so it favours large K. One known point: Qwen3.8-27B's shape with its MTP head, K = 3,
+took 18.9 ms a step on an H200 and 14.6 ms a token without a draft; the roofline says 18.0 and 14.9
+at 3,500 GB/s.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import math
 from dataclasses import dataclass
 
 from paceline.forecast.design import Design
-from paceline.forecast.memory import DraftMemory, all_layers
+from paceline.forecast.memory import DraftMemory
 from paceline.forecast.shape import CachePlan, TargetShape
+from paceline.forecast.step_model import StepModel
+from paceline.forecast.work import measure_work
 from paceline.rules import Rules, Score, compute_score
 
 __all__ = ["GOALS", "Goal", "StepTime", "best_goal", "find_goal", "model_step"]
@@ -23,15 +26,21 @@ GOALS = (100.0, 125.0, 150.0)
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Bytes that one step moves, and its time at bandwidth_gb_s (10**9 bytes a second)."""
+    """Bytes that one step moves, and its time at bandwidth_gb_s (10**9 bytes a second).
+
+    fitted_ms: the time by a fitted model, which then counts; None without one.
+    """
 
     verify_bytes: int
     cache_bytes: int
     draft_bytes: int
     bandwidth_gb_s: float
+    fitted_ms: float | None = None
 
     @property
     def step_ms(self) -> float:
+        if self.fitted_ms is not None:
+            return self.fitted_ms
         moved = self.verify_bytes + self.cache_bytes + self.draft_bytes
         return moved / (self.bandwidth_gb_s * 1e6)
 
@@ -59,32 +68,20 @@ def model_step(
     tokens: int,
     bandwidth_gb_s: float,
     plan: CachePlan,
+    model: StepModel | None = None,
 ) -> StepTime:
-    """Step time of a design (None: of the target alone) with `tokens` of context behind it."""
-    k = design.num_speculative_tokens if design else 0
-    layers = all_layers(None, shape, plan, k)
-    per_token = sum(c.page_bytes / c.block_tokens for c in layers if c.kind == "full")
-    moved = round(per_token * tokens)
-    if shape.state is not None:  # read one state, write one for each verified token
-        one = shape.state.state_bytes(k, shape.dtype_bytes)
-        moved += shape.num_state_layers * one * (2 + k)
-    draft = 0
-    if design is not None and memory is not None:
-        sizes = memory.sizes
-        own = all_layers(design, shape, plan, k)[len(layers) :]
-        cache = sum(c.page_bytes / c.block_tokens * min(tokens, c.window or tokens) for c in own)
-        one_pass = sizes.pass_bytes + round(cache)
-        if design.family == "medusa":  # all heads in one pass; a common matrix is read K times
-            draft = one_pass + sizes.head_bytes * (k if design.one_head else 1)
-        elif design.family == "dflash":
-            draft = one_pass + sizes.head_bytes + sizes.fuse_bytes
-        else:
-            draft = k * (one_pass + sizes.head_bytes) + sizes.fuse_bytes
+    """Step time of a design (None: of the target alone) with `tokens` of context behind it.
+
+    model: a model fitted to measured runs; None takes the roofline.
+    """
+    sizes = memory.sizes if memory is not None else None
+    work = measure_work(design, sizes, shape, tokens=tokens, plan=plan)
     return StepTime(
-        verify_bytes=shape.streamed_bytes,
-        cache_bytes=moved,
-        draft_bytes=draft,
+        verify_bytes=work.target_bytes,
+        cache_bytes=work.cache_bytes,
+        draft_bytes=work.pass_bytes + work.head_bytes,
         bandwidth_gb_s=bandwidth_gb_s,
+        fitted_ms=model.predict(work) if model is not None else None,
     )
 
 

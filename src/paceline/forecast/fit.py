@@ -1,0 +1,187 @@
+"""Measured runs -> a step-time model, by least squares with no cost below zero.
+
+Rows are divided by the measured time, so errors are relative. The error that counts is on
+configurations that the fit has not seen: each (target, design, K) is left out once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import MissingExtraError, ResultError
+from paceline.forecast.design import build_design
+from paceline.forecast.shape import CachePlan, TargetShape
+from paceline.forecast.sizes import measure_design
+from paceline.forecast.step_model import FEATURES, StepModel, list_features
+from paceline.forecast.steps import StepRun, shape_sha256
+from paceline.forecast.work import StepWork, measure_work
+from paceline.records import build_provenance
+
+__all__ = [
+    "FitPoint",
+    "build_points",
+    "describe_fit",
+    "fit_runs",
+    "fit_step_model",
+    "solve_costs",
+]
+
+_MIN_FOR_HELD_OUT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPoint:
+    """One measured step time and the work behind it. configuration: what is left out together."""
+
+    configuration: str
+    work: StepWork
+    step_ms: float
+    tokens: int
+
+
+def fit_runs(runs: Sequence[StepRun], shape: TargetShape, *, where: str = "runs") -> StepModel:
+    """The model of one target from its runs in a file; runs of other targets are left aside.
+
+    Raises ResultError where there are none, or from more than one machine.
+    """
+    wanted = shape_sha256(shape)
+    own = [run for run in runs if run.target_sha256 == wanted]
+    if not own:
+        names = sorted({run.target for run in runs})
+        raise ResultError(
+            f"no run is of {shape.facts.name}",
+            where=where,
+            expected=f"runs of this shape; the file has {', '.join(names) or 'none'}",
+        )
+    machines = sorted({run.machine for run in own})
+    if len(machines) > 1:
+        raise ResultError(
+            f"the runs are of {len(machines)} machines: {'; '.join(machines)}",
+            where=where,
+            expected="one: a cost belongs to a machine",
+        )
+    device = "cpu" if machines[0].startswith("cpu ") else "cuda"
+    return fit_step_model(
+        build_points(own, [shape], CachePlan(device=device)),
+        machine=machines[0],
+        targets=[shape.facts.name],
+        provenance={"runs": sorted(run.key for run in own), **build_provenance()},
+    )
+
+
+def describe_fit(model: StepModel) -> list[tuple[str, str]]:
+    """(label, value) lines: what it is fitted to, its errors, every cost."""
+    lines = [
+        ("fitted", model.describe()),
+        ("targets", ", ".join(model.targets)),
+        ("on its own points", f"off by {model.fit_median:.1%} (median), {model.fit_worst:.1%}"),
+    ]
+    for name, cost in model.costs.items():
+        unit, meaning = FEATURES[name]
+        lines.append((name, f"{cost:.4g} {unit}: {meaning}"))
+    return lines
+
+
+def build_points(
+    runs: Sequence[StepRun], shapes: Sequence[TargetShape], plan: CachePlan | None = None
+) -> list[FitPoint]:
+    """The work behind each measured point. Raises ResultError for a run of another shape."""
+    plan = plan or CachePlan()
+    by_name = {shape.facts.name: shape for shape in shapes}
+    points = []
+    for run in runs:
+        shape = by_name.get(run.target)
+        if shape is None or shape_sha256(shape) != run.target_sha256:
+            raise ResultError(
+                f"run {run.key} is of another target than {', '.join(by_name)}",
+                where=f"{run.target} {run.target_sha256[:12]}",
+                fix="Pass the shape that was measured as --target.",
+            )
+        design = build_design(run.settings, shape, where=run.name) if run.settings else None
+        for point in run.points:
+            context = point.context_tokens
+            sizes = None
+            if design is not None:
+                sizes = measure_design(design, shape, context_tokens=context)
+            work = measure_work(design, sizes, shape, tokens=context, plan=plan)
+            points.append(
+                FitPoint(configuration=run.key, work=work, step_ms=point.step_ms, tokens=context)
+            )
+    return points
+
+
+def solve_costs(points: Sequence[FitPoint]) -> dict[str, float]:
+    """Costs by FEATURES, none negative, that make the mean square of relative errors least."""
+    try:
+        import numpy
+        from scipy.optimize import lsq_linear
+    except ImportError:
+        raise MissingExtraError(
+            "scipy is not installed", fix="pip install scipy; it fits the step-time model."
+        ) from None
+    rows = numpy.array([list_features(point.work) for point in points], dtype=numpy.float64)
+    times = numpy.array([point.step_ms for point in points], dtype=numpy.float64)
+    rows = rows / times[:, None]
+    scale = numpy.abs(rows).max(axis=0)
+    used = scale > 0  # a kind of work that never occurred has no cost to find
+    costs = numpy.zeros(len(FEATURES))
+    if used.any():
+        found = lsq_linear(
+            rows[:, used] / scale[used],
+            numpy.ones(len(points)),
+            bounds=(0.0, numpy.inf),
+            method="bvls",
+            tol=1e-12,
+        )
+        costs[used] = found.x / scale[used]
+    return {name: float(max(0.0, cost)) for name, cost in zip(FEATURES, costs, strict=True)}
+
+
+def fit_step_model(
+    points: Sequence[FitPoint],
+    *,
+    machine: str,
+    targets: Sequence[str],
+    provenance: dict[str, Any] | None = None,
+) -> StepModel:
+    """Fits all points, and again without each configuration in turn for the held-out error.
+
+    Raises ResultError for fewer than two points.
+    """
+    if len(points) < 2:
+        raise ResultError(
+            f"{len(points)} measured points are too few for a fit", expected="at least 2"
+        )
+    costs = solve_costs(points)
+    errors = [_error(costs, point) for point in points]
+    names = sorted({point.configuration for point in points})
+    held: list[float] = []
+    if len(names) >= _MIN_FOR_HELD_OUT:
+        for name in names:
+            rest = [point for point in points if point.configuration != name]
+            without = solve_costs(rest)
+            held += [_error(without, p) for p in points if p.configuration == name]
+    return StepModel(
+        costs=costs,
+        machine=machine,
+        targets=tuple(targets),
+        num_points=len(points),
+        num_configurations=len(names),
+        fit_median=statistics.median(errors),
+        fit_worst=max(errors),
+        held_out_median=statistics.median(held) if held else None,
+        held_out_worst=max(held) if held else None,
+        max_k=max(point.work.num_drafted for point in points),
+        max_tokens=max(point.tokens for point in points),
+        provenance=dict(provenance or {}),
+    )
+
+
+def _error(costs: dict[str, float], point: FitPoint) -> float:
+    """Relative error of one prediction, as a share."""
+    amounts = list_features(point.work)
+    predicted = sum(c * amount for c, amount in zip(costs.values(), amounts, strict=True))
+    return abs(predicted - point.step_ms) / point.step_ms
