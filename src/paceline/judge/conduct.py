@@ -85,8 +85,8 @@ def compare_orders(
     second: Mapping[str, Any],
     *,
     arm: str = "candidate",
-    noise: float = 0.02,
-    confidence: float = 0.95,
+    noise: float,
+    confidence: float,
 ) -> dict[str, Any]:
     """Two results of the same prompts in two orders: does acceptance depend on what came before?
 

@@ -21,6 +21,7 @@ from paceline.rules import Rules
 __all__ = ["publish_entry", "publish_results", "read_verdict", "verify_results"]
 
 VERDICT_NAME = "verdict.json"
+ORDER_EFFECT = 0.02  # under rules of no contest
 
 
 def publish_entry(
@@ -62,9 +63,14 @@ def publish_entry(
 
 def _judge_conduct(results: Mapping[str, Mapping[str, Any]], rules: Rules) -> dict[str, Any]:
     conduct = check_conduct(results["hidden"], rules)
-    orders = (
-        compare_orders(results["hidden"], results["shuffled"]) if "shuffled" in results else None
-    )
+    orders = None
+    if "shuffled" in results:
+        orders = compare_orders(
+            results["hidden"],
+            results["shuffled"],
+            noise=rules.contest.max_order_effect if rules.contest else ORDER_EFFECT,
+            confidence=rules.statistics.confidence,
+        )
     twin = compare_sets(results["hidden"], results["twin"]) if "twin" in results else None
     withheld = list_broken(conduct)
     if orders and orders["same"] is False:

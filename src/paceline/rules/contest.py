@@ -179,7 +179,11 @@ class Checks:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """What entrants must know beside the numbers. dates: "when: what"; num_final: a team."""
+    """What entrants must know beside the numbers. dates: "when: what".
+
+    max_order_effect: how far a draft's acceptance may move, of 1, when requests come in another
+    order, before that is taken for state that it keeps.
+    """
 
     organiser: str
     dates: tuple[str, ...]
@@ -187,6 +191,7 @@ class Contest:
     not_allowed: tuple[str, ...]
     max_entries_per_team: int
     num_final_entries_per_team: int
+    max_order_effect: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,6 +219,8 @@ def _require_sane(rules: Rules, where: str) -> None:
     }
     if rules.contest is not None:
         counts["contest.max_entries_per_team"] = rules.contest.max_entries_per_team
+        effect = rules.contest.max_order_effect
+        require(0 < effect < 1, "contest.max_order_effect", effect, "between 0 and 1")
         final = rules.contest.num_final_entries_per_team
         require(final == 1, "contest.num_final_entries_per_team", final, "1")
         for date in rules.contest.dates:

@@ -109,6 +109,11 @@ def test_text_and_sha_travel_with_the_rules() -> None:
         ),
         ("{ value = 64, provisional = true }", "1", "at least 1"),
         ("num_final_entries_per_team = 1", "num_final_entries_per_team = 2", "expected 1"),
+        (
+            "order_effect = { value = 0.02, provisional = true }",
+            "order_effect = 0",
+            "between 0 and 1",
+        ),
         ('"February 2027: emc2', '"February 2027 emc2', '"when: what"'),
         ("[contest]\norganiser", "[contest]\norganizer", "key 'contest.organizer' is unknown"),
         ('version = "2026-11-2"', "version = ", "not valid TOML"),
