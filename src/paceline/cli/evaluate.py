@@ -17,11 +17,14 @@ __all__ = ["evaluate", "report", "score"]
 
 
 def evaluate(
-    draft: Annotated[str, typer.Argument(help="A draft folder, a bundled draft, ngram or none.")],
+    draft: Annotated[
+        str, typer.Argument(help="A draft folder, a bundled draft, native, ngram or none.")
+    ],
     target: Annotated[str, typer.Option("--target", help="A folder or a bundled name.")],
     out: Annotated[Path, typer.Option("--out", help="The run folder; an unfinished one goes on.")],
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="What scores 100: a draft, ngram or none.")
+        str | None,
+        typer.Option("--baseline", help="What scores 100: a draft, ngram, native (an MTP head)."),
     ] = None,
     prompts: Annotated[
         str, typer.Option("--prompts", help="A JSONL file or a bundled prompt set.")
@@ -57,7 +60,10 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the arms' order and of the resamples.")
+        int,
+        typer.Option(
+            "--seed", min=0, max=2**32 - 1, help="Of the arms' order and of the resamples."
+        ),
     ] = 0,
     noise_floor: Annotated[
         bool,

@@ -74,6 +74,7 @@ def measure_drafts(
 ) -> dict[str, Any]:
     """Plans every arm before anything starts, measures, replays, returns the result.
 
+    baseline: None takes the rules' own where the target brings it (its MTP head), else no baseline.
     cycles: fresh servers in A B B A blocks; None is one quick pass with all servers side by side.
     against_itself: the draft is its own baseline on a server of its own; no baseline is given.
     seed: of the order in which arms take turns, and of the resamples.
@@ -81,9 +82,11 @@ def measure_drafts(
     from paceline.rules import read_rules
     from paceline.target import read_target
 
-    require_protocol(baseline, cycles, against_itself)
     rules = read_rules(rules_name)
     target = read_target(target_name)
+    if baseline is None and not against_itself:
+        baseline = _choose_baseline(draft, rules, target)
+    require_protocol(baseline, cycles, against_itself)
     questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
     arms = plan_arms(
         target,
@@ -357,6 +360,17 @@ def _require_run_folder(out: Path) -> None:
             expected="a new folder, or one that `paceline eval` began",
             fix="Choose another --out.",
         )
+
+
+def _choose_baseline(draft: str, rules: Rules, target: TargetFacts) -> str | None:
+    """The rules' own baseline where the target brings it: its MTP head. None elsewhere."""
+    from paceline.draft import NATIVE
+
+    if rules.speculation.baseline_family != "mtp" or not target.num_mtp_layers:
+        return None
+    if draft != NATIVE:
+        say(f"baseline: {NATIVE}, {target.name}'s own MTP head, as {rules.name} has it")
+    return NATIVE
 
 
 def _require_replay(arms: list[Arm]) -> None:
