@@ -45,6 +45,7 @@ def build_config(*, vocab_size: int, tiny: bool = False) -> Any:
         tie_word_embeddings=True,
         attention_bias=False,
         attn_output_gate=True,
+        mamba_ssm_dtype="float32",
         mtp_num_hidden_layers=1,
         rope_parameters={
             "rope_type": "default",
