@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from paceline.eval.asking import EvalPrompt
+from paceline.eval.bench import (
+    REGIMES,
+    Ask,
+    Regime,
+    ask_endpoint,
+    build_bench_requests,
+    compare_arms,
+    measure_arm,
+)
 from paceline.eval.compare import compare_runs
 from paceline.eval.cycles import Cycles, measure_cycles
 from paceline.eval.noise import (
@@ -11,6 +20,7 @@ from paceline.eval.noise import (
     keep_noise_floor,
     measure_noise_floor,
 )
+from paceline.eval.openai_server import ask_server, find_model
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
 from paceline.eval.samples import build_samples
@@ -18,14 +28,23 @@ from paceline.eval.score import score_run
 from paceline.eval.transcript import read_answers
 
 __all__ = [
+    "REGIMES",
+    "Ask",
     "Cycles",
     "EvalPrompt",
+    "Regime",
     "add_noise_floor",
     "add_replay",
+    "ask_endpoint",
+    "ask_server",
+    "build_bench_requests",
     "build_samples",
+    "compare_arms",
     "compare_runs",
+    "find_model",
     "find_noise_floor",
     "keep_noise_floor",
+    "measure_arm",
     "measure_cycles",
     "measure_noise_floor",
     "measure_run",

@@ -176,14 +176,12 @@ def measure_arm(
     return records
 
 
-def summarise(
-    regime: Regime, timings: Sequence[Timing], load: Mapping[str, Any]
-) -> dict[str, Any]:
+def summarise(regime: Regime, timings: Sequence[Timing], load: Mapping[str, Any]) -> dict[str, Any]:
     tokens = sum(timing.num_tokens for timing in timings)
     gpu = load.get("gpu")
     energy = gpu["mean_power_w"] * load["seconds"] if gpu else None
     steps = [timing.num_steps for timing in timings if timing.num_steps is not None]
-    delivered = tokens - len(timings)
+    delivered, num_steps = tokens - len(timings), sum(steps)
     return {
         **asdict(regime),
         "num_requests": len(timings),
@@ -191,7 +189,7 @@ def summarise(
         "latency_ms": median_interval([timing.latency_ms for timing in timings]),
         "ttft_ms": median_interval([timing.ttft_ms for timing in timings]),
         "tpot_ms": median_interval([t.tpot_ms for t in timings if t.tpot_ms is not None]),
-        "tau": delivered / sum(steps) if len(steps) == len(timings) and sum(steps) else None,
+        "tau": delivered / num_steps if len(steps) == len(timings) and num_steps else None,
         "energy_j": energy,
         "energy_j_per_token": energy / tokens if energy is not None else None,
         "other_cpu_share": load.get("other_share"),

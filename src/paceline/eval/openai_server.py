@@ -67,15 +67,14 @@ def ask_server(url: str, model: str) -> Ask:
             )
             response = connection.getresponse()
             if response.status != 200:
+                said = response.read(300).decode(errors="replace")
                 raise EngineError(
-                    f"the server answered {response.status}: {response.read(300).decode(errors='replace')}",
+                    f"the server answered {response.status}: {said}",
                     where=url,
                     fix="Check the model's name, and that prompt and answer fit its context.",
                 )
             return _read_stream(response, sent, url)
         except (OSError, http.client.HTTPException) as problem:
-            if isinstance(problem, EngineError):
-                raise
             raise _unreachable(url, problem) from None
         finally:
             connection.close()

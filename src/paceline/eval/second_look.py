@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from paceline.endpoint import Endpoint
+from paceline.endpoint import Endpoint, TokenChoice
 from paceline.eval.fidelity import find_fork
 from paceline.eval.transcript import (
     Transcript,
@@ -22,7 +22,12 @@ from paceline.eval.transcript import (
 
 __all__ = ["ask_plain"]
 
+Where = tuple[str, str, int]  # arm, request id, block
+Row = dict[str, Any]
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt, answer
+
 _CANDIDATES_AT_A_FORK = 5
+_TOGETHER = 32
 # the engine holds the logits of every position of a scored text: 4 GB at a vocabulary of 248,320
 _MAX_SCORED_TOKENS = 4096
 
@@ -30,53 +35,67 @@ _MAX_SCORED_TOKENS = 4096
 def ask_plain(path: Path, plain: Endpoint, *, greedy: bool = True) -> None:
     """Appends a fork row and likelihood rows for every text that is not plain's; asks only once.
 
-    path: requests.jsonl. Not greedy: texts part by chance, so only likelihoods are asked for.
+    path: requests.jsonl. Not greedy: texts part by chance, so only likelihoods are asked for. Many
+    are asked together: a prefill of several texts costs little more than one of the longest.
     """
     transcript = read_transcript(path.parent)
+    found = _find_differing(transcript)
+    if greedy:
+        _ask_forks(path, plain, transcript, found)
+    _ask_likelihoods(path, plain, transcript, found)
+
+
+def _find_differing(transcript: Transcript) -> list[tuple[Where, Row, Row]]:
+    """(where, plain's row, the arm's row) of every answer that is not plain's first."""
     known = transcript.find("plain")
+    found = []
     for arm, blocks in transcript.blocks.items():
         for block, rows in blocks.items():
-            if (arm, block) == ("plain", 0):
-                continue
             for key, row in rows.items():
                 first = known.get(key)
-                if first is None or first["kind"] != "answer" or row["kind"] != "answer":
+                if (arm, block) == ("plain", 0) or first is None:
                     continue
-                if first["output_ids"] == row["output_ids"]:
+                if first["kind"] != "answer" or row["kind"] != "answer":
                     continue
-                if greedy and (arm, key, block) not in transcript.forks:
-                    _ask_fork(path, plain, first, row, arm, block)
-                _ask_likelihood(path, plain, transcript, first, "plain", 0)
-                _ask_likelihood(path, plain, transcript, row, arm, block)
+                if first["output_ids"] != row["output_ids"]:
+                    found.append(((arm, key, block), first, row))
+    return found
 
 
-def _ask_fork(
-    path: Path, plain: Endpoint, first: dict[str, Any], row: dict[str, Any], arm: str, block: int
+def _ask_forks(
+    path: Path, plain: Endpoint, transcript: Transcript, found: list[tuple[Where, Row, Row]]
 ) -> None:
-    position = find_fork(first["output_ids"], row["output_ids"])
-    if position is None:
-        return
-    prefix = [*first["prompt_ids"], *first["output_ids"][:position]]
-    (choice,) = plain.next_token([prefix], top=_CANDIDATES_AT_A_FORK)
-    append_fork(path, arm=arm, request_id=row["id"], choice=choice, block=block)
+    asked: dict[Where, tuple[int, ...]] = {}
+    for where, first, row in found:
+        position = find_fork(first["output_ids"], row["output_ids"])
+        if position is not None and where not in transcript.forks:
+            asked[where] = (*first["prompt_ids"], *first["output_ids"][:position])
+    prefixes = list(dict.fromkeys(asked.values()))
+    choices: dict[tuple[int, ...], TokenChoice] = {}
+    for start in range(0, len(prefixes), _TOGETHER):
+        some = prefixes[start : start + _TOGETHER]
+        answers = plain.next_token(some, top=_CANDIDATES_AT_A_FORK)
+        choices.update(zip(some, answers, strict=True))
+    for (arm, key, block), prefix in asked.items():
+        append_fork(path, arm=arm, request_id=key, choice=choices[prefix], block=block)
 
 
-def _ask_likelihood(
-    path: Path,
-    plain: Endpoint,
-    transcript: Transcript,
-    row: dict[str, Any],
-    arm: str,
-    block: int,
+def _ask_likelihoods(
+    path: Path, plain: Endpoint, transcript: Transcript, found: list[tuple[Where, Row, Row]]
 ) -> None:
-    prompt_ids, output_ids = row["prompt_ids"], row["output_ids"]
-    num_tokens = len(prompt_ids) + len(output_ids)
     # the engine wants room for one more token behind the text
-    if num_tokens > min(_MAX_SCORED_TOKENS, plain.facts.max_model_len - 1):
-        return
-    if (arm, row["id"], block) in transcript.likelihoods:
-        return
-    (logprobs,) = plain.text_logprobs([(prompt_ids, output_ids)])
-    nll = -math.fsum(logprobs) / len(logprobs)
-    transcript.likelihoods[arm, row["id"], block] = nll
-    append_likelihood(path, arm=arm, request_id=row["id"], nll_nats=nll, block=block)
+    longest = min(_MAX_SCORED_TOKENS, plain.facts.max_model_len - 1)
+    asked: dict[Where, Pair] = {}
+    for where, first, row in found:
+        for place, text in ((("plain", where[1], 0), first), (where, row)):
+            pair = (tuple(text["prompt_ids"]), tuple(text["output_ids"]))
+            if place not in transcript.likelihoods and sum(map(len, pair)) <= longest:
+                asked[place] = pair
+    pairs = list(dict.fromkeys(asked.values()))
+    means: dict[Pair, float] = {}
+    for start in range(0, len(pairs), _TOGETHER):
+        some = pairs[start : start + _TOGETHER]
+        for pair, logprobs in zip(some, plain.text_logprobs(some), strict=True):
+            means[pair] = -math.fsum(logprobs) / len(logprobs)
+    for (arm, key, block), pair in asked.items():
+        append_likelihood(path, arm=arm, request_id=key, nll_nats=means[pair], block=block)
