@@ -61,8 +61,11 @@ def validate_draft(
     limits: of a contest, where its other rules are not at hand.
     deep: reads all values too, and needs sound headers.
     run: whether the caller goes on to start the draft, which this room cannot.
-    Raises DraftError only when there is no folder; never on what the folder holds.
+    Raises DraftError only when there is no folder, never on what the folder holds; TypeError for
+    rules and limits together.
     """
+    if rules is not None and limits is not None:
+        raise TypeError("rules hold limits: give one of the two")
     path = Path(draft_path)
     if not path.is_dir():
         raise DraftError("there is no such draft folder", where=str(path), expected="a folder")

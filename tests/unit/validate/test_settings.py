@@ -18,6 +18,7 @@ from builders import (
 
 from paceline.draft import read_draft
 from paceline.errors import DraftError
+from paceline.rules import read_rules
 from paceline.validate import validate_draft
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -245,3 +246,9 @@ def test_the_speculators_format_says_what_it_would_lock(tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "b", config={"speculators_config": broken})
     (found,) = [item for item in validate_draft(folder).findings if item.rule == "cfg.spec"]
     assert "it names none" in found.message
+
+
+def test_rules_and_limits_together_are_refused(tmp_path: Path) -> None:
+    rules, folder = read_rules("demo"), build_draft(tmp_path / "d")
+    with pytest.raises(TypeError, match="one of the two"):
+        validate_draft(folder, rules=rules, limits=rules.limits)
