@@ -7,6 +7,7 @@ else: no message, log, record or redirect to another host carries it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -65,12 +66,8 @@ def open_hub() -> Hub:
     Raises HubError for an endpoint that is no address, a token that cannot be one, and where
     HF_HUB_OFFLINE forbids the network.
     """
-    import httpx
-    from huggingface_hub import HfApi, get_token, is_offline_mode, set_client_factory
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported lazily
-        build_hf_headers,
-        disable_progress_bars,
-    )
+    from huggingface_hub import HfApi, get_token, is_offline_mode
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # lazily
 
     endpoint = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
     if not re.fullmatch(r"https?://[^/\s@]+(/[^\s@]*)?", endpoint):
@@ -87,17 +84,27 @@ def open_hub() -> Hub:
             expected="hf_ and letters and digits",
             fix="Set HF_TOKEN again, or run `hf auth login`.",
         )
-    # its warnings name signed addresses; our errors say what happened
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    disable_progress_bars()
-    timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
-    set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=timeout))
+    _prepare_client()
     return Hub(
         endpoint=endpoint,
         has_token=token is not None,
         api=HfApi(endpoint=endpoint, token=token or False, library_name="paceline"),
         headers=build_hf_headers(token=token or False, library_name="paceline"),
     )
+
+
+@functools.cache
+def _prepare_client() -> None:
+    """Once a process: time limits, and no bars or lines of huggingface_hub's own."""
+    import httpx
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # lazily
+
+    # its warnings name signed addresses; our errors say what happened
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    timeout = httpx.Timeout(_ANSWER_S, connect=_CONNECT_S)
+    set_client_factory(lambda: httpx.Client(follow_redirects=True, timeout=timeout))
 
 
 def ask(hub: Hub, where: str, request: Callable[[], _T]) -> _T:
