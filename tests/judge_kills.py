@@ -32,26 +32,37 @@ __all__ = ["kill_judges"]
 
 _FORK = multiprocessing.get_context("fork")
 _LEASE_S = 0.5
-_Point = tuple[tuple[str, ...], int]
+_Point = tuple[str, tuple[str, ...], int]
 # (files, calls in them for one submission, calls in them for two measured entries)
 _FINE = (("worker", "queue", "publish", "ledger", "home", "tables", "submit"), 70, 350)
 _COARSE = (("staging", "records"), 350, 9000)
+# where two things become true, one after the other: kills soon after these begin
+_CRITICAL = {
+    "work": ("claim_entry", "publish_entry", "write_private", "finish_entry", "_append_line",
+             "export_lines", "clear_work_dir", "_swap"),
+    "submit": ("stage_folder", "read_key", "add_entry", "_append_line", "export_lines"),
+}  # fmt: skip
+_SOON = 40
 
 
-def _die_at(folder: Path, names: tuple[str, ...], call: int) -> None:
-    """Kills this process at the `call`-th function call in these files, and notes where."""
-    left = call
+def _die_at(folder: Path, begin: str, names: tuple[str, ...], call: int) -> None:
+    """Kills this process at the `call`-th function call in these files after `begin` was entered.
+
+    begin: a function of the judge, "" for at once. Where it ended is noted.
+    """
+    left, has_begun = call, not begin
     rooms = {"records": "paceline"}
     places = tuple(f"/{rooms.get(name, 'judge')}/{name}.py" for name in names)
 
     def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal left
+        nonlocal left, has_begun
         code = frame.f_code
-        if event in ("call", "c_call") and code.co_filename.endswith(places):
-            left -= 1
+        has_begun = has_begun or (event == "call" and code.co_name == begin)
+        if has_begun and code.co_filename.endswith(places):
+            left -= event in ("call", "c_call", "c_return")
             if left <= 0:
                 sys.setprofile(None)
-                _mark(folder, f"{Path(code.co_filename).stem}.{code.co_name}")
+                _mark(folder, f"{Path(code.co_filename).stem}.{begin or code.co_name}")
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.setprofile(count)
@@ -155,8 +166,12 @@ def kill_judges(
 
 
 def _choose_point(rng: random.Random, name: str) -> _Point:
+    kind = "submit" if name == "submit" else "work"
+    if rng.random() < 0.5:
+        everything = (*_FINE[0], *_COARSE[0])
+        return rng.choice(_CRITICAL[kind]), everything, rng.randrange(1, _SOON)
     names, to_submit, to_measure = _FINE if rng.random() < 0.7 else _COARSE
-    return names, rng.randrange(1, to_submit if name == "submit" else to_measure)
+    return "", names, rng.randrange(1, to_submit if kind == "submit" else to_measure)
 
 
 def _prepare(folder: Path, number: int) -> None:
