@@ -8,6 +8,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli import (
+    bench,
     compare,
     data,
     demo,
@@ -60,6 +61,7 @@ app.command("score")(evaluate.score)
 app.command("compare")(compare.compare)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)

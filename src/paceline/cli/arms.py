@@ -38,6 +38,7 @@ def build_arm_plan(
     max_model_len: int | None = None,
     num_tokens: int = 0,
     max_num_seqs: int = 8,
+    prefix_caching: bool = False,
     device: str | None = None,
 ) -> Plan:
     """A plan for "none", "native", a model-free method by name, a bundled draft or a draft folder.
@@ -61,6 +62,7 @@ def build_arm_plan(
             num_speculative_tokens=num_speculative_tokens,
             max_model_len=length,
             max_num_seqs=max_num_seqs,
+            prefix_caching=prefix_caching,
             device=device,
         )
 
