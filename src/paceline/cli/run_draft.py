@@ -71,6 +71,7 @@ def add_run(
         context_tokens=context_tokens,
         num_long_tokens=None if long is None else len(long.prompt_ids),
         estimate_bytes=_read_estimate(report),
+        is_hybrid=target.is_hybrid,
     )
     found = [
         finding(

@@ -91,7 +91,7 @@ def build_case(draft: Draft, **changes: Any) -> RunCase:
         "logits": {"num_rows": 400, "num_bad_rows": 0, "largest": 30.0},
     }
     for name, value in changes.items():
-        (case if name in case else seen)[name] = value
+        (case if name in (*case, "is_hybrid") else seen)[name] = value
     return RunCase(draft=draft, seen=Observed(**seen), **case)
 
 
@@ -165,6 +165,26 @@ def test_memory_against_the_estimate(share: float, is_over: bool, draft: Draft) 
     memory = build_memory(tensors, kv_bytes=measured - sum(tensors.values()))
     found = told(build_case(draft, memory=memory, estimate_bytes=measured / share))["run.mem"]
     assert (found[0].severity is None) == is_over
+
+
+@pytest.mark.parametrize(
+    ("family", "is_hybrid", "severity"),
+    [("eagle3", False, None), ("eagle3", True, "warning"), ("mtp", False, "warning")],
+)
+def test_what_was_not_held_against_the_engine_only_warns(
+    family: str, is_hybrid: bool, severity: str | None, draft: Draft
+) -> None:
+    """No folder is refused for what vLLM may do otherwise with another family or target."""
+    tensors = {**sound_tensors(), "model.layers.0.extra.weight": 10**6}
+    case = build_case(
+        dataclasses.replace(draft, family=family),
+        is_hybrid=is_hybrid,
+        memory=build_memory(tensors),
+        architectures=("Another",),
+    )
+    found = told(case)
+    for rule in ("run.loaded", "run.mem", "run.method"):
+        assert [item.severity for item in found[rule]] == [severity], rule
 
 
 def test_memory_without_an_estimate_is_a_note(draft: Draft) -> None:
