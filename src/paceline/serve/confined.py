@@ -28,7 +28,7 @@ from paceline.serve.sandbox import (
 )
 from paceline.serve.staging import make_staging, remove_staging
 
-__all__ = ["open_confined"]
+__all__ = ["build_sandbox", "lend_cache", "open_confined"]
 
 _GIB = 2**30
 _SILENCE_S = 180.0
@@ -51,10 +51,10 @@ def open_confined(
     process: EngineProcess | None = None
     watch: SandboxWatch | None = None
     try:
-        sandbox = _build_sandbox(plan, staging, time_s=time_s, memory_bytes=memory_bytes)
+        sandbox = build_sandbox(plan, staging, time_s=time_s, memory_bytes=memory_bytes)
         env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, "VLLM_CACHE_ROOT": str(_lend_cache(staging))},
+            env={**env, "VLLM_CACHE_ROOT": str(lend_cache(staging))},
             log_path=Path(log_path),
             wrap=lambda command: wrap_command(command, sandbox),
         )
@@ -95,9 +95,8 @@ def _wait_ready(plan: Plan, process: EngineProcess, staging: Path) -> VllmEndpoi
     return VllmEndpoint(plan, process, facts, silence_s=_SILENCE_S)
 
 
-def _build_sandbox(
-    plan: Plan, staging: Path, *, time_s: float, memory_bytes: int | None
-) -> Sandbox:
+def build_sandbox(plan: Plan, staging: Path, *, time_s: float, memory_bytes: int | None) -> Sandbox:
+    """The sandbox of one plan; its scratch is made inside the staging folder."""
     scratch = staging / "scratch"
     scratch.mkdir()
     staged = [staging / str(plan.engine_args["model"]) / "config.json"]
@@ -124,7 +123,7 @@ def _memory_limit(plan: Plan) -> int:
     return 4 * _GIB + 3 * sum(sizes) + 6 * draft_bytes + 2 * int(cache)
 
 
-def _lend_cache(staging: Path) -> Path:
+def lend_cache(staging: Path) -> Path:
     """A copy of what vLLM knows of its own model classes: inside it can be read, not written."""
     stated = os.environ.get("VLLM_CACHE_ROOT")
     known = Path(stated) if stated else Path.home() / ".cache" / "vllm"

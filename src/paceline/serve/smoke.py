@@ -8,39 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paceline
 from paceline.draft import Draft
 from paceline.endpoint import Answer, EngineFacts, MemoryFacts, Request
 from paceline.errors import DraftError, EngineError, PlanError
-from paceline.records import storage_errors
 from paceline.serve.checks import check_plan
+from paceline.serve.confined import build_sandbox, lend_cache
 from paceline.serve.endpoint import VllmEndpoint, check_facts, resolve_engine_args
-from paceline.serve.install import engine_python
 from paceline.serve.plan import Plan, build_plan
 from paceline.serve.process import EngineProcess, build_child_env
-from paceline.serve.sandbox import (
-    Isolation,
-    Sandbox,
-    SandboxWatch,
-    clean_env,
-    find_isolation,
-    wrap_command,
-)
+from paceline.serve.sandbox import Isolation, SandboxWatch, clean_env, wrap_command
 from paceline.serve.staging import make_staging, remove_staging
 from paceline.target import TargetFacts
 
 __all__ = ["Observed", "SmokeTest", "observe_draft"]
 
 _WORKER = "paceline.serve.smoke_worker.SmokeInspector"
-_GIB = 2**30
 _SILENCE_S = 180.0
 
 
@@ -121,14 +109,6 @@ def _plan(target: TargetFacts, draft: Draft, test: SmokeTest) -> Plan:
     )
 
 
-def _memory_limit(plan: Plan) -> int:
-    """Room for an engine of this target and draft: weights, their casts, the cache, and vLLM."""
-    sizes = [item.stat().st_size for item in plan.target.path.glob("*.safetensors")]
-    draft_bytes = plan.draft.files_bytes if plan.draft is not None else 0
-    cache = plan.engine_args.get("kv_cache_memory_bytes") or 0
-    return 4 * _GIB + 3 * sum(sizes) + 6 * draft_bytes + 2 * int(cache)
-
-
 @contextlib.contextmanager
 def _booted(
     plan: Plan, test: SmokeTest, seen: Observed, log_path: Path, on_stage: Callable[[str], None]
@@ -139,13 +119,13 @@ def _booted(
     process: EngineProcess | None = None
     watch: SandboxWatch | None = None
     try:
-        sandbox = _build_sandbox(plan, test, staging)
+        sandbox = build_sandbox(plan, staging, time_s=test.time_s, memory_bytes=test.memory_bytes)
         seen.isolation, seen.memory_limit_bytes = sandbox.isolation, sandbox.memory_bytes
         on_stage(f"sandbox: {sandbox.isolation}")
         seen.doing = "starting"
         env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, "VLLM_CACHE_ROOT": str(_lend_cache(staging))},
+            env={**env, "VLLM_CACHE_ROOT": str(lend_cache(staging))},
             log_path=log_path,
             wrap=lambda command: wrap_command(command, sandbox),
         )
@@ -174,40 +154,6 @@ def _booted(
             watch.close()
             seen.peak_bytes, seen.ended_for = watch.peak_bytes, watch.ended_for
         remove_staging(staging)
-
-
-def _build_sandbox(plan: Plan, test: SmokeTest, staging: Path) -> Sandbox:
-    scratch = staging / "scratch"
-    scratch.mkdir()
-    staged = [staging / str(plan.engine_args["model"]) / "config.json"]
-    if plan.draft_name is not None:
-        staged.append(staging / plan.draft_name / "config.json")
-    needs = (Path(engine_python()), Path(paceline.__file__), *staged)
-    memory_bytes = test.memory_bytes or _memory_limit(plan)
-    return Sandbox(
-        isolation=find_isolation(needs),
-        scratch=scratch,
-        needs=needs,
-        memory_bytes=memory_bytes,
-        # a CUDA driver maps far more than it holds
-        data_bytes=2 * memory_bytes if plan.device == "cpu" else None,
-        time_s=test.time_s,
-    )
-
-
-def _lend_cache(staging: Path) -> Path:
-    """A copy of what vLLM knows of its own model classes; without it a start imports vLLM thrice.
-
-    Inside, it can be read and not written.
-    """
-    stated = os.environ.get("VLLM_CACHE_ROOT")
-    known = Path(stated) if stated else Path.home() / ".cache" / "vllm"
-    lent = staging / "vllm-cache"
-    with storage_errors(lent):
-        lent.mkdir()
-        if (known / "modelinfos").is_dir():
-            shutil.copytree(known / "modelinfos", lent / "modelinfos")
-    return lent
 
 
 def _ask_all(
