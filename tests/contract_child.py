@@ -1,9 +1,9 @@
 """Child process: loads draft folders with vLLM's own loader on the CPU, without an engine.
 
-asked.json: [{target, draft, settings, weights, configs}]; answers.json: for each, {"weights": the
-error of the folder as it is and of each weights file in its place, "configs": that of each
-config.json in its place}; null where vLLM loaded the same model without complaint, "another" where
-what it built differs from the folder as it is.
+asked.json: [{target, draft, settings, weights, configs, folders}]; answers.json: for each,
+{"weights": the error of the folder as it is and of each weights file in its place, "configs": that
+of each config.json in its place, "folders": that of other folders instead of it}; null where vLLM
+loaded the same model without complaint, "another" where what it built differs.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ def describe(config: Any, model: torch.nn.Module) -> str:
         [(name, list(value.shape)) for name, value in model.named_parameters()],
     ]
     hf_config = spec.draft_model_config.hf_config
-    facts.append(getattr(hf_config, "dflash_config", None))
-    facts += [getattr(hf_config, key, None) for key in ("mask_token_id", "pard_token")]
+    facts.append(
+        (getattr(hf_config, "dflash_config", None) or {}).get("mask_token_id")
+        or getattr(hf_config, "mask_token_id", None)
+        or getattr(hf_config, "pard_token", None)
+    )
     for name, module in model.named_modules():
         for key, value in sorted(vars(module).items()):
             if isinstance(value, (bool, int, float, str)):
@@ -75,9 +78,9 @@ def answer(case: dict[str, Any]) -> dict[str, list[str | None]]:
     kept = {name: path.read_bytes() for name, path in sound.items() if path.is_file()}
     built: list[str] = []
 
-    def attempt() -> str | None:
+    def attempt(**changes: Any) -> str | None:
         try:
-            config = build_config(case)
+            config = build_config({**case, **changes})
             join(config)
             found = describe(config, load(config, case["settings"]["method"]))
         except Exception as error:
@@ -92,6 +95,7 @@ def answer(case: dict[str, Any]) -> dict[str, list[str | None]]:
             errors[kind].append(attempt())
         if name in kept:
             sound[name].write_bytes(kept[name])
+    errors["folders"] = [attempt(draft=folder) for folder in case["folders"]]
     return errors
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from builders import Tensor, write_safetensors
 from contract_cases import Case, build_tensors_of, write_folder
 
-from paceline.draft import read_draft
+from paceline.draft import export_draft, read_draft
 from paceline.errors import DraftError
 from paceline.target import TargetFacts, read_target
 from paceline.validate import validate_draft
@@ -71,7 +71,12 @@ class Outcome:
 
     @property
     def faults(self) -> tuple[Tried, ...]:
-        return self.tried[1:]
+        return tuple(item for item in self.tried[1:] if item.kind != "envelope")
+
+    @property
+    def envelopes(self) -> tuple[Tried, ...]:
+        """The same draft in another tool's form: no fault, and to be built as the same model."""
+        return tuple(item for item in self.tried if item.kind == "envelope")
 
 
 def _reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -181,7 +186,7 @@ def _prepare(
     write_folder(case, folder, tensors)
     worst, message, known = _look(folder, facts)
     told = [("", "sound", worst if worst == "error" else "", message)]
-    files: dict[str, list[str]] = {"weights": [], "configs": []}
+    files: dict[str, list[str]] = {"weights": [], "configs": [], "folders": []}
     for name, kind_of_file in (("model.safetensors", "weights"), ("config.json", "configs")):
         path = folder / name
         if not case.with_faults or not path.is_file():
@@ -200,8 +205,16 @@ def _prepare(
             files[kind_of_file].append(str(place / f"{len(told)}-{name}"))
             path.rename(files[kind_of_file][-1])
         path.write_bytes(kept)
+    if case.with_faults and _has_envelope(case):
+        envelope = export_draft(read_draft(folder), place / "envelope", verifier="org/target")
+        told.append(("as a speculators folder", "envelope", "", ""))
+        files["folders"].append(str(envelope))
     settings = {"method": case.family, "num_speculative_tokens": 3, **case.settings}
     return {"target": str(target), "draft": str(folder), "settings": settings, **files}, told
+
+
+def _has_envelope(case: Case) -> bool:
+    return case.family in ("eagle3", "dflash") and "quantization_config" not in case.config
 
 
 def _ask_vllm(asked: list[dict[str, Any]], work: Path, timeout_s: float) -> list[list[str | None]]:
@@ -216,4 +229,4 @@ def _ask_vllm(asked: list[dict[str, Any]], work: Path, timeout_s: float) -> list
     if done.returncode:
         raise RuntimeError(f"vLLM's loader could not be asked: {done.stderr[-3000:]}")
     answers = json.loads((work / "answers.json").read_text())
-    return [[*answer["weights"], *answer["configs"]] for answer in answers]
+    return [[*answer["weights"], *answer["configs"], *answer["folders"]] for answer in answers]

@@ -37,6 +37,12 @@ def test_what_vllm_builds_otherwise_without_a_word_is_told_by_us(outcomes: list[
     assert len(faults) > 80
 
 
+def test_vllm_builds_the_same_model_of_the_exported_envelope(outcomes: list[Outcome]) -> None:
+    tried = {o.case.name: t.error for o in outcomes for t in o.envelopes}
+    assert set(tried.values()) == {None}, tried
+    assert len(tried) >= 6
+
+
 def test_vllm_loads_many_of_them_without_complaint(outcomes: list[Outcome]) -> None:
     """Why the contract exists; a release that checks by itself shows here."""
     for kind, least in (("deleted", 15), ("renamed", 1), ("size changed", 1)):

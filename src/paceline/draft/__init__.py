@@ -18,7 +18,7 @@ from paceline.draft.eagle3 import (
 )
 from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
-from paceline.draft.interchange import import_draft
+from paceline.draft.interchange import export_draft, import_draft
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
 from paceline.draft.quantized import QUANTIZABLE, Scheme, read_scheme
@@ -49,6 +49,7 @@ __all__ = [
     "check_tensors",
     "default_aux_layer_ids",
     "drafts_in_parallel",
+    "export_draft",
     "find_variant",
     "has_kind",
     "import_draft",

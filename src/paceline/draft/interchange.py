@@ -1,4 +1,4 @@
-"""Drafts of other tools: the speculators envelope and z-lab's DFlash folders, made ours.
+"""Drafts of other tools: the speculators envelope and z-lab's DFlash folders, made ours, and back.
 
 Source of the facts: vllm/transformers_utils/configs/speculators/algos.py of 0.31.0, which maps the
 same envelopes while it loads; and the published folders. Weights are copied byte for byte.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,13 +17,19 @@ from paceline.draft.contracts import build_contract
 from paceline.draft.folder import FolderScan, scan_folder
 from paceline.draft.keys import LEFTOVERS
 from paceline.draft.read import Draft, read_draft
+from paceline.draft.sizes import (
+    drafts_in_parallel,
+    read_aux_layer_ids,
+    read_dflash_layer_ids,
+    read_mask_token_id,
+)
 from paceline.draft.table import FAMILIES
 from paceline.errors import DraftError
 from paceline.problems import require_none, show_value
 from paceline.records import atomic_folder, write_json
 from paceline.safetensors_header import TensorInfo
 
-__all__ = ["import_draft"]
+__all__ = ["export_draft", "import_draft"]
 
 _CHUNK = 2**22
 _DEFAULT_K = 3
@@ -78,6 +85,101 @@ def import_draft(
             _copy_tensors(file, source, tensors)
         read_draft(folder)
     return read_draft(out_dir)
+
+
+# What the envelope says beside the layer's own config.
+_ENVELOPE_KEYS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "mask_token_id",
+    "block_size",
+)
+_NOT_OF_THE_LAYER = (
+    *_ENVELOPE_KEYS,
+    "eagle_aux_hidden_state_layer_ids",
+    "num_aux_hidden_states",
+    "num_aux_layers",
+    "eagle_config",
+    "dflash_config",
+    "pard_token",
+)
+
+
+def export_draft(draft: Draft, out_dir: str | Path, *, verifier: str) -> Path:
+    """Writes an eagle3 or dflash draft as a speculators folder, each tensor bit for bit.
+
+    verifier: name or path of the target, which vLLM serves when it is given this folder alone.
+    Layers are called as speculators calls them (`layers.0.*`). Raises DraftError for another
+    family, and for a setting that the envelope cannot carry.
+    """
+    out_dir = Path(out_dir)
+    kind, envelope = _wrap(draft)
+    envelope |= {
+        "speculators_model_type": kind,
+        "transformer_layer_config": {
+            key: value for key, value in draft.config.items() if key not in _NOT_OF_THE_LAYER
+        },
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": draft.num_speculative_tokens}
+            ],
+            "verifier": {"name_or_path": verifier},
+        },
+    }
+    tensors = [
+        (draft.tensor_files[name], replace(tensor, name=_name_of_speculators(draft, name)))
+        for name, tensor in draft.tensors.items()
+    ]
+    with atomic_folder(out_dir) as folder:
+        write_json(folder / "config.json", envelope)
+        with (folder / "model.safetensors").open("wb") as file:
+            _copy_tensors(file, draft.path, tensors)
+    return out_dir
+
+
+def _name_of_speculators(draft: Draft, name: str) -> str:
+    is_first = draft.family == "eagle3" and name.startswith("midlayer.")
+    return f"layers.0.{name.removeprefix('midlayer.')}" if is_first else name
+
+
+def _wrap(draft: Draft) -> tuple[str, dict[str, Any]]:
+    config = draft.config
+    envelope = {key: config[key] for key in _ENVELOPE_KEYS if config.get(key) is not None}
+    if draft.family == "eagle3":
+        ids = read_aux_layer_ids(config)
+        kind = "peagle" if drafts_in_parallel(config) else "eagle3"
+        envelope["norm_before_residual"] = config.get("norm_before_residual", False)
+        lost = [key for key in ("fc_norm", "norm_output") if config.get(key) and kind == "peagle"]
+        if ids is not None:
+            envelope["eagle_aux_hidden_state_layer_ids"] = list(ids)
+        if kind == "peagle":
+            envelope["mask_token_id"] = read_mask_token_id(config)
+    elif draft.family == "dflash":
+        ids, kind = read_dflash_layer_ids(config), "dflash"
+        inner = config.get("dflash_config") or {}
+        lost = [key for key in ("use_swa", "swa_window_size") if inner.get(key)]
+        envelope["mask_token_id"] = read_mask_token_id(config)
+        envelope["sliding_window_non_causal"] = not inner.get("causal", False)
+        envelope["aux_hidden_state_layer_ids"] = list(ids or ())
+    else:
+        raise DraftError(
+            f"family {draft.family} has no speculators form that vLLM maps",
+            where=str(draft.path),
+            expected="eagle3 or dflash",
+        )
+    if ids is None or lost:
+        raise DraftError(
+            f"'{(lost or ['the tapped layers'])[0]}' cannot be said in the envelope",
+            where=f"{draft.path}/config.json",
+            expected="tapped layers that are stated, and no setting beyond the envelope's",
+        )
+    return kind, envelope
 
 
 def _keys_of(family: str, config: Mapping[str, Any]) -> set[str]:

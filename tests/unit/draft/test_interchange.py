@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import Tensor, build_config, build_tensors, encode_d2t, random_bf16, write_safetensors
+from contract_cases import CASES, build_tensors_of, write_folder
 
-from paceline.draft import build_contract, import_draft, read_draft
+from paceline.draft import (
+    build_contract,
+    export_draft,
+    import_draft,
+    read_dflash_layer_ids,
+    read_draft,
+)
 from paceline.errors import DraftError
 
 LAYER: dict[str, Any] = {
@@ -205,3 +213,40 @@ def test_a_folder_with_a_hostile_file_is_refused(tmp_path: Path) -> None:
         import_draft(source, tmp_path / "ours")
     with pytest.raises(DraftError, match="no such folder"):
         import_draft(tmp_path / "none", tmp_path / "ours")
+
+
+# and back
+
+
+@pytest.mark.parametrize("name", ["Llama layer", "two layers", "Qwen3 layer", "parallel", "dflash"])
+def test_out_and_in_again(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if name in case.name)
+    write_folder(case, tmp_path / "ours", build_tensors_of(case))
+    draft = read_draft(tmp_path / "ours")
+    theirs = export_draft(draft, tmp_path / "theirs", verifier="org/target")
+    again = import_draft(theirs, tmp_path / "again")
+    assert again.family == draft.family
+    assert again.num_speculative_tokens == draft.num_speculative_tokens
+    named = {
+        n.replace("midlayer.", "layers.0."): raw_ for n, raw_ in raw(tmp_path / "ours").items()
+    }
+    assert raw(tmp_path / "theirs") == raw(tmp_path / "again") == named
+    before, after = (build_contract(d.family, d.config) for d in (draft, again))
+    assert before.sizes == after.sizes  # every size and flag
+    for key in ("norm_before_residual", "rms_norm_eps", "rope_parameters", "mask_token_id"):
+        assert again.config.get(key) == draft.config.get(key), key
+    assert read_dflash_layer_ids(again.config) == read_dflash_layer_ids(draft.config)
+
+
+def test_what_the_envelope_cannot_say_is_refused(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.family == "medusa")
+    write_folder(case, tmp_path / "m", build_tensors_of(case))
+    with pytest.raises(DraftError, match="family medusa has no speculators form"):
+        export_draft(read_draft(tmp_path / "m"), tmp_path / "x", verifier="t")
+    case = next(case for case in CASES if case.family == "dflash")
+    config = {**case.config, "dflash_config": {**case.config["dflash_config"], "use_swa": True}}
+    case = dataclasses.replace(case, config={**config, "sliding_window": 8})
+    write_folder(case, tmp_path / "d", build_tensors_of(case))
+    with pytest.raises(DraftError, match="'use_swa' cannot be said"):
+        export_draft(read_draft(tmp_path / "d"), tmp_path / "x", verifier="t")
+    assert not (tmp_path / "x").exists()
