@@ -50,7 +50,7 @@ def add_run(
     if not run:
         raise PlanError("--run-tokens has no effect without --run", fix="Give --run too.")
     if target is None:
-        raise PlanError("--run needs a target", where="--run", fix="Give --target.")
+        raise PlanError("--run needs a target", fix="Give --target.")
     if report.verdict == "fail":
         return _with_unreached(
             report, [], list_unchecked("run")[0], "it has errors", "Correct them first."

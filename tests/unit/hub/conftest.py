@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_files import FILES
 from hub_server import HubServer, Repo
-
-CONFIG = b'{"model_type": "llama"}\n'
-SPEC = b'{"family": "eagle3", "num_speculative_tokens": 3}\n'
-WEIGHTS = bytes(range(256)) * 3000  # 768,000 bytes
-FILES = {"config.json": CONFIG, "spec.json": SPEC, "model.safetensors": WEIGHTS}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PACELINE, mounted_disk, run_command
+from hub_files import FILES, WEIGHTS
 from hub_server import Fault, HubServer, Repo, pointer_text
 
 from paceline.errors import HubError, StorageError
@@ -24,8 +25,6 @@ from paceline.hub import (
     verify_folder,
 )
 from paceline.hub.names import HubRef
-
-from .conftest import FILES, WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("waits")
 
