@@ -171,7 +171,10 @@ def test_device_defaults(make_target: Targets, make_draft: Drafts) -> None:
     assert cuda.engine_args["enforce_eager"] is False
     assert cuda.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert (cuda.runner, cuda.env["VLLM_USE_V2_MODEL_RUNNER"]) == ("v2", "1")
-    assert build_plan(make_target(), method="ngram", device="cuda").runner == "v1"
+    assert cuda.engine_args["async_scheduling"] is True
+    for method in ("ngram", "suffix"):  # vLLM runs custom classes on V1, in step
+        plan = build_plan(make_target(), method=method, device="cuda")
+        assert (plan.runner, plan.engine_args["async_scheduling"]) == ("v1", False)
     assert all(plan.env["VLLM_PLUGINS"] == "" for plan in (cpu, cuda))
 
 

@@ -91,6 +91,33 @@ def test_index_finds_what_a_search_finds(text: list[int], cuts: list[int]) -> No
         assert len(longest & set(found)) >= min(len(longest), 8)
 
 
+@given(st.lists(st.integers(0, 2), min_size=65, max_size=300), st.integers(1, 90))
+@settings(max_examples=200)
+def test_a_wrapped_ring_never_sees_more_than_it_holds(text: list[int], cut: int) -> None:
+    index = TokenIndex(64)
+    for begin in range(0, len(text), cut):
+        index.append(ids(*text[begin : begin + cut]))
+    held = [BREAK] * (index.end - 64) + text[-64:] if cut < 64 else None
+    for length, place in index.find(text, 16):
+        assert index.end - 64 < place < index.end
+        if held is not None:
+            assert length <= plain_matches(held, text)[place]
+
+
+def test_a_match_across_the_seam_of_the_ring_counts_as_shorter() -> None:
+    index = TokenIndex(64)
+    index.append(np.arange(100, 162, dtype=np.int32))
+    index.append(ids(7, 8, 9, 5))  # 9 lies in the first slot
+    assert index.find([7, 8, 9], 4) == [(1, 65)]
+
+
+def test_the_longest_context_is_asked_first() -> None:
+    text = [1, 2, 3, 4, 9, 4, 9, 4, 9, 4, 7, 1, 2, 3, 4]
+    index = TokenIndex(64)
+    index.append(ids(*text))
+    assert index.find(text, 1) == [(4, 4)]
+
+
 def test_few_and_many_at_a_time_make_the_same_index() -> None:
     text = np.random.default_rng(1).integers(0, 5, 5000).astype(np.int32)
     at_once, one_by_one = TokenIndex(1024), TokenIndex(1024)
@@ -159,7 +186,7 @@ def test_a_loop_goes_on_through_the_end_of_the_text() -> None:
 
 
 def test_frequency_decides_among_equal_matches() -> None:
-    text = [5, 1, 9, 5, 1, 8, 5, 1, 9, 7, 5, 1]
+    text = [0, 5, 1, 9, 0, 5, 1, 9, 0, 5, 1, 8, 0, 5, 1]  # 8 is newer, 9 was there twice
     index = TokenIndex(64)
     index.append(ids(*text))
     assert propose_suffix(text, 1, [index]) == [9]
@@ -178,7 +205,7 @@ def test_the_cache_is_asked_where_the_request_knows_nothing() -> None:
     cache.add(ids(2, 3, 4, 5, 6))
     assert propose_suffix([1, 2, 3], 3, [own, cache.index]) == [3, 3, 3]
     cache.drain(4)
-    assert propose_suffix([1, 2, 3], 3, [own, cache.index])[:2] == [4, 5]
+    assert propose_suffix([1, 2, 3], 3, [own, cache.index]) == [4, 5, 5]
     cache.drain(64)
     assert propose_suffix([1, 2, 3], 4, [own, cache.index]) == [4, 5, 6, 6]
 
@@ -271,6 +298,8 @@ def test_finished_answers_reach_the_cache_and_prompts_do_not() -> None:
     batch.texts = [[31, 32]]
     batch.propose(proposer, [21])  # the first request has gone: its answer is queued, then indexed
     assert batch.propose(proposer, [22]) == [[23, 24, 24]]
+    batch.texts = [[51]]
+    assert batch.propose(proposer, [21]) == [[22, 23, 24]]  # from the answer's first token on
     batch.texts = [[41]]
     batch.propose(proposer, [11])
     assert batch.propose(proposer, [12]) == [[12, 12, 12]]
