@@ -105,6 +105,7 @@ class HubServer:
         self.leaks: list[str] = []
         self.part_bytes = part_bytes  # objects larger than this are sent in parts
         self.page_items = 3
+        self.gates = "all"  # "public": refuses to gate private repositories; "none": does nothing
         self.ended = threading.Event()
         self._hub = _serve(_HubHandler, self)
         self._store = _serve(_StoreHandler, self)
@@ -297,10 +298,13 @@ class _HubHandler(_Handler):
         if repo is None:
             return
         wanted = json.loads(self.body)
-        if "gated" in wanted:
+        private = wanted.get("visibility", "private" if repo.private else "public") == "private"
+        if "gated" in wanted and private and self.hub.gates == "public" and not repo.gated:
+            self.refuse(400, "Private repositories cannot be gated")
+            return
+        if "gated" in wanted and self.hub.gates != "none":
             repo.gated = wanted["gated"]
-        if "visibility" in wanted:
-            repo.private = wanted["visibility"] == "private"
+        repo.private = private
         self.send({"gated": repo.gated, "private": repo.private})
 
     def do_POST(self) -> None:

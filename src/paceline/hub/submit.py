@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import HubError
-from paceline.hub.client import Hub, ask, hub_errors, open_hub
+from paceline.hub.client import Hub, TransientHubError, ask, hub_errors, open_hub
 from paceline.hub.download import FileHashes, hash_file, open_plain
 from paceline.hub.fetch import fetch_folder
 from paceline.hub.names import HUB_OWN_FILES, HubRef, is_allowed, parse_repo_id
@@ -70,7 +70,7 @@ def submit_folder(
     _require_same(ref, files)
     is_private = bool(info.private)
     if listed and is_private:
-        ask(hub, repo_id, lambda: hub.api.update_repo_settings(repo_id, private=False))
+        _show_page(hub, repo_id)
         is_private = False
     return Submission(
         ref=ref,
@@ -129,9 +129,15 @@ def _prepare_repo(
         on_stage(f"creating {repo_id}, private and gated")
         ask(hub, repo_id, lambda: hub.api.create_repo(repo_id, private=True, exist_ok=True))
     if info is None or info.gated != "manual":
-        ask(hub, repo_id, lambda: hub.api.update_repo_settings(repo_id, gated="manual"))
+        try:
+            ask(hub, repo_id, lambda: hub.api.update_repo_settings(repo_id, gated="manual"))
+        except TransientHubError:
+            raise
+        except HubError:
+            if info is not None and not info.private:
+                raise  # else: nobody sees a private repository, gated or not
         info = ask(hub, repo_id, lambda: hub.api.model_info(repo_id))
-    if info.gated != "manual":
+    if info.gated != "manual" and not info.private:
         raise HubError(
             "the Hub did not gate the repository",
             where=repo_id,
@@ -139,6 +145,28 @@ def _prepare_repo(
             fix="Turn on access requests in the repository's settings; nothing was uploaded.",
         )
     return info, is_new
+
+
+def _show_page(hub: Hub, repo_id: str) -> None:
+    """Makes the page of a private repository visible; never without the gate before its files."""
+
+    def change(private: bool) -> None:
+        ask(
+            hub,
+            repo_id,
+            lambda: hub.api.update_repo_settings(repo_id, gated="manual", private=private),
+        )
+
+    change(private=False)
+    info = ask(hub, repo_id, lambda: hub.api.model_info(repo_id))
+    if info.gated != "manual":
+        change(private=True)
+        raise HubError(
+            "the Hub did not gate the repository, so it is private again",
+            where=repo_id,
+            expected='access requests approved by hand ("manual")',
+            fix="Turn on access requests in its settings, then make it visible there.",
+        )
 
 
 def _require_draft_repo(repo_id: str, held: set[str]) -> None:

@@ -72,6 +72,37 @@ def test_listed(hub: HubServer, draft: Path) -> None:
     ), "visible only when all is there"
 
 
+def test_hub_that_gates_public_repositories_only(hub: HubServer, draft: Path) -> None:
+    """Private is enough until the page is shown; then both change at once."""
+    hub.gates = "public"
+    submit_folder(draft, "ann/new")
+    repo = hub.repos["ann/new"]
+    assert (repo.private, repo.gated) == (True, False)
+    done = submit_folder(draft, "ann/new", listed=True)
+    assert (repo.private, repo.gated, done.is_private) == (False, "manual", False)
+
+
+def test_hub_that_does_not_gate(hub: HubServer, draft: Path) -> None:
+    """Never visible without a gate: a private one stays private, a public one is not filled."""
+    hub.gates = "none"
+    with pytest.raises(HubError, match="private again"):
+        submit_folder(draft, "ann/new", listed=True)
+    assert hub.repos["ann/new"].private
+    public = hub.add_repo("ann/draft", {"spec.json": b"{}"})
+    with pytest.raises(HubError, match="did not gate"):
+        submit_folder(draft, "ann/draft")
+    assert len(public.commits) == 1
+
+
+def test_model_free_draft(hub: HubServer, tmp_path: Path) -> None:
+    folder = tmp_path / "ngram"
+    folder.mkdir()
+    (folder / "spec.json").write_text('{"family": "ngram", "num_speculative_tokens": 3}')
+    done = submit_folder(folder, "ann/ngram")
+    assert list(done.files) == ["spec.json"]
+    assert held(hub, "ann/ngram") == local(folder)
+
+
 @pytest.mark.parametrize("gated", [False, "auto", "manual"])
 def test_update_replaces_the_older_draft(gated: bool | str, hub: HubServer, draft: Path) -> None:
     old = {"config.json": b"{}", "model-00001-of-00002.safetensors": b"old"}
