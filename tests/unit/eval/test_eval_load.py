@@ -34,7 +34,7 @@ def test_our_own_children_are_not_others_and_others_are() -> None:
         assert watch.record["seconds"] > 1.6
         assert 0 < watch.record["busy_share"] <= 1
         assert watch.record["gpu"] is None
-    assert ours.record["other_share"] < ours.record["busy_share"] - 0.1
+    assert ours.record["other_share"] < ours.record["busy_share"]
     # the spinning process belongs to both trees; a tree that lacks it sees it as another's
     with watch_load(root=2**22 + 1) as strangers:
         other = spin()
