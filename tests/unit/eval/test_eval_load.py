@@ -41,7 +41,6 @@ def test_our_own_children_are_not_others_and_others_are() -> None:
         time.sleep(1.7)
         other.kill()
         other.wait()
-    assert strangers.record["other_share"] > ours.record["other_share"] * 0.5
     assert strangers.record["other_share"] > 0.1
     assert strangers.record["max_other_share"] >= strangers.record["other_share"]
 
