@@ -140,6 +140,8 @@ def check_boot(case: RunCase) -> Iterator[Told]:
         fix = "A draft that needs so much more than its size is built wrongly."
     elif seen.ended_for == "time":
         what, fix = "it took longer than the time limit and was ended", "Make the draft smaller."
+    elif seen.ended_for == "processes":
+        what, fix = "it started too many processes and was ended", "A draft starts none."
     yield finding(
         "run.boot",
         "",

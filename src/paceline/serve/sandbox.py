@@ -38,6 +38,7 @@ __all__ = [
 _JAIL = Path(__file__).with_name("jail.py")
 _NOBODY = 65534
 _SCRATCH_BYTES = 2 * 2**30
+_MAX_PROCESSES = 512  # an engine has a dozen
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY$|^AWS_|^AZURE_|^GOOGLE_|^SSH_|_PROXY$", re.I
 )
@@ -196,15 +197,25 @@ def session_bytes(members: Iterable[int]) -> int:
 
 
 class SandboxWatch:
-    """Ends a session that holds more than `memory_bytes` together or runs longer than `time_s`.
+    """Ends a session that holds more than `memory_bytes` together, runs longer than `time_s`, or
+    has more than `max_processes`.
 
-    Looks each 0.2 s. peak_bytes: the most that was seen. ended_for: "", "memory" or "time".
+    Looks each 0.2 s. peak_bytes: the most that was seen. ended_for: "", "memory", "time" or
+    "processes".
     """
 
-    def __init__(self, session: int, *, memory_bytes: int, time_s: float) -> None:
+    def __init__(
+        self,
+        session: int,
+        *,
+        memory_bytes: int,
+        time_s: float,
+        max_processes: int = _MAX_PROCESSES,
+    ) -> None:
         self.peak_bytes = 0
         self.ended_for = ""
         self._session, self._memory_bytes = session, memory_bytes
+        self._max_processes = max_processes
         self._deadline = time.monotonic() + time_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -215,9 +226,17 @@ class SandboxWatch:
             members = session_members(self._session)
             held = session_bytes(members)
             self.peak_bytes = max(self.peak_bytes, held)
-            late = time.monotonic() > self._deadline
-            if held > self._memory_bytes or late:
-                self.ended_for = self.ended_for or ("time" if late else "memory")
+            excess = [
+                name
+                for name, is_over in (
+                    ("memory", held > self._memory_bytes),
+                    ("time", time.monotonic() > self._deadline),
+                    ("processes", len(members) > self._max_processes),
+                )
+                if is_over
+            ]
+            if excess:
+                self.ended_for = self.ended_for or excess[0]
                 for member in members:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(member, signal.SIGKILL)

@@ -239,6 +239,25 @@ def test_memory_below_the_limit_is_left_alone(tmp_path: Path) -> None:
         assert watch.peak_bytes > 240 << 20
 
 
+def test_number_of_processes_is_bounded(tmp_path: Path) -> None:
+    """A fork bomb: all of it is gone."""
+    code = """
+import os, time
+print("begun", flush=True)
+for _ in range(100):
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(60)
+"""
+    with started(code, build_sandbox(tmp_path / "scratch")) as process:
+        watch = SandboxWatch(process.pid, memory_bytes=8 * _GIB, time_s=60, max_processes=40)
+        try:
+            assert process.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            watch.close()
+        assert watch.ended_for == "processes"
+
+
 def test_wall_time_is_bounded(tmp_path: Path) -> None:
     """Also of a command that only sleeps, and ignores what it can."""
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
