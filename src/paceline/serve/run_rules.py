@@ -149,9 +149,16 @@ def check_boot(case: RunCase) -> Iterator[Told]:
         where=seen.doing,
         found=seen.ended_for or type(seen.error).__name__,
         expected="an engine that starts with this draft, and answers",
-        fix=fix or "Read the engine's log.",
+        fix=_one_line(fix) or "Read the engine's log.",
         severity="note" if _is_ours(case) else None,
     )
+
+
+def _one_line(text: str) -> str:
+    """What to do, and of the log's last lines the last: a finding is one line."""
+    head, _, lines = text.partition(" Its last lines:")
+    last = lines.strip().splitlines()[-1].strip() if lines.strip() else ""
+    return f"{head} It ends: {last[:200]}" if last else head
 
 
 def _is_ours(case: RunCase) -> bool:

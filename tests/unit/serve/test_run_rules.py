@@ -13,6 +13,7 @@ from paceline.draft import Draft, read_draft
 from paceline.endpoint import Answer, MemoryFacts
 from paceline.errors import EngineError
 from paceline.serve import Isolation, Observed, RunCase, Told, check_observed
+from paceline.serve.failure import explain
 from paceline.serve.run_rules import engine_key
 
 WHOLE = Isolation(mode="user", missing=())
@@ -274,6 +275,18 @@ def test_boot(ended_for: str, words: str, draft: Draft) -> None:
     assert found["run.boot"][0].severity is None
     assert words in found["run.boot"][0].problem.message
     assert found["run.boot"][0].problem.fix
+
+
+def test_boot_tells_the_last_line_of_the_log(draft: Draft, tmp_path: Path) -> None:
+    """The engine's error quotes a dozen lines; a finding is one."""
+    log_path = tmp_path / "engine.log"
+    log_path.write_text("one\ntwo\nValueError: no module named x\n")
+    error = explain("died while starting", message="", exit_code=1, log_path=log_path)
+    case = build_case(draft, error=error, doing="starting")
+    fix = told(case)["run.boot"][0].problem.fix
+    assert "\n" not in fix
+    assert str(log_path) in fix
+    assert fix.endswith("It ends: ValueError: no module named x")
 
 
 def test_a_family_that_is_not_served_here_is_no_fault_of_the_draft(draft: Draft) -> None:
