@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-import time
-from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
+from completion_server import completion_server
 from scripted import Script, ScriptedEndpoint, build_facts
 
 from paceline.endpoint import Request
@@ -150,86 +146,38 @@ def test_median_interval_takes_the_tables_order_statistics(
 # --- over HTTP ---
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
-    """Streams two chunks of two tokens, 50 ms apart."""
-
-    seen: ClassVar[list[dict[str, Any]]]
-    with_usage = True
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._send(200, b'{"data": [{"id": "toy"}]}')
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(body)
-        if body["model"] != "toy":
-            self._send(404, b'{"message": "no such model"}')
-            return
-        self.send_response(200)
-        self.end_headers()
-        for text in ("a b", " c d"):
-            self._event({"choices": [{"text": text}]})
-            time.sleep(0.05)
-        if self.with_usage:
-            self._event({"choices": [], "usage": {"completion_tokens": 4}})
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def _event(self, value: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
-        self.wfile.flush()
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def serve_toy() -> Iterator[Callable[..., str]]:
-    servers: list[http.server.HTTPServer] = []
-
-    def serve(**changes: Any) -> str:
-        handler = type("Handler", (_Server,), {"seen": [], **changes})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def test_a_running_server_is_timed_by_its_own_count(serve_toy: Callable[..., str]) -> None:
-    url = serve_toy()
-    assert find_model(url) == "toy"
+def test_a_running_server_is_timed_by_its_own_count() -> None:
     request = build()[SHORT][1][0]
-    found = ask_server(url + "/v1", "toy")(request)
+    with completion_server() as (url, _):
+        assert find_model(url) == "toy"
+        found = ask_server(url + "/v1", "toy")(request)
     assert found.num_tokens == 4  # not the two chunks
     assert 45 < found.latency_ms - found.ttft_ms < 500
     assert found.tpot_ms == pytest.approx((found.latency_ms - found.ttft_ms) / 3)
     assert found.num_steps is None
 
 
-def test_what_is_sent_asks_for_exactly_so_many_tokens(serve_toy: Callable[..., str]) -> None:
-    seen: list[dict[str, Any]] = []
+def test_what_is_sent_asks_for_exactly_so_many_tokens() -> None:
     request = build()[SHORT][1][0]
-    ask_server(serve_toy(seen=seen), "toy")(request)
+    with completion_server() as (url, seen):
+        ask_server(url, "toy")(request)
     (body,) = seen
     assert body["prompt"] == list(request.prompt_ids)
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (4, True, 0.0)
 
 
-def test_servers_that_cannot_be_measured_say_why(serve_toy: Callable[..., str]) -> None:
+def test_servers_that_cannot_be_measured_say_why() -> None:
     request = build()[SHORT][1][0]
-    with pytest.raises(EngineError, match=r"answered 404: .*no such model"):
-        ask_server(serve_toy(), "other")(request)
-    with pytest.raises(EngineError, match="gave no usage"):
-        ask_server(serve_toy(with_usage=False), "toy")(request)
+    with (
+        completion_server() as (url, _),
+        pytest.raises(EngineError, match=r"answered 404: .*no such model"),
+    ):
+        ask_server(url, "other")(request)
+    with (
+        completion_server(with_usage=False) as (url, _),
+        pytest.raises(EngineError, match="gave no usage"),
+    ):
+        ask_server(url, "toy")(request)
     with pytest.raises(EngineError, match="cannot be reached"):
         find_model("http://127.0.0.1:9")
     with pytest.raises(PlanError, match="is no server's address"):
