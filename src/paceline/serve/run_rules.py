@@ -145,7 +145,7 @@ def check_boot(case: RunCase) -> Iterator[Told]:
     yield finding(
         "run.boot",
         "",
-        f"while {seen.doing}: {what}",
+        what if " while " in what else f"while {seen.doing}: {what}",
         where=seen.doing,
         found=seen.ended_for or type(seen.error).__name__,
         expected="an engine that starts with this draft, and answers",
