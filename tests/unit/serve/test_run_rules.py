@@ -14,7 +14,7 @@ from paceline.endpoint import Answer, MemoryFacts
 from paceline.errors import EngineError
 from paceline.serve import Isolation, Observed, RunCase, Told, check_observed
 from paceline.serve.failure import explain
-from paceline.serve.run_rules import engine_key
+from paceline.serve.run_loaded import engine_key
 
 WHOLE = Isolation(mode="user", missing=())
 
