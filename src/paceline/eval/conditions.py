@@ -39,7 +39,13 @@ def require_alike(arms: Mapping[str, EngineFacts]) -> None:
 
 
 def describe_cache(arms: Mapping[str, Mapping[str, Any]], rules: Rules) -> tuple[str, str | None]:
-    """(cache state, why the run is invalid or None) from each arm's prefix cache counters."""
+    """(cache state, why the run is invalid or None): prefix cache counters, proposers' caches."""
+    for name, arm in arms.items():
+        if keeps_answers(arm["engine"].get("settings") or {}):
+            return f"warm; '{name}' drafts from answers to earlier prompts", (
+                f"'{name}' keeps finished answers across requests: a ranked draft has no state"
+                " but the request's own (cache_tokens 0)"
+            )
     worst = 0.0
     on = False
     for name, arm in arms.items():
@@ -57,6 +63,14 @@ def describe_cache(arms: Mapping[str, Mapping[str, Any]], rules: Rules) -> tuple
     if on:
         return f"cold; prefix caching on, {worst:.1%} of its queries hit", None
     return "cold; prefix caching off", None
+
+
+def keeps_answers(settings: Mapping[str, Any]) -> bool:
+    """Whether a proposer with these engine settings drafts from answers to earlier requests."""
+    own = (settings.get("additional_config") or {}).get("paceline") or {}
+    speculative = settings.get("speculative_config") or {}
+    kept = speculative.get("suffix_decoding_max_cached_requests", 10000)  # vLLM's default
+    return bool(own.get("cache_tokens")) or (speculative.get("method") == "suffix" and kept != 0)
 
 
 def find_invalid(result: Mapping[str, Any], rules: Rules) -> list[str]:

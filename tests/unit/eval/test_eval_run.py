@@ -458,6 +458,30 @@ def test_u36_prefix_cache(prefix: Any, state: str, ranked: bool, tmp_path: Path)
     assert bool(result["score"]["reasons"]) is not ranked
 
 
+@pytest.mark.parametrize(
+    ("settings", "ranked"),
+    [
+        ({"additional_config": {"paceline": {"cache_tokens": 0}}}, True),
+        ({"additional_config": {"paceline": {"cache_tokens": 4096}}}, False),
+        ({"speculative_config": {"method": "suffix"}}, False),  # vLLM's own keeps 10,000
+        (
+            {"speculative_config": {"method": "suffix", "suffix_decoding_max_cached_requests": 0}},
+            True,
+        ),
+        ({"speculative_config": {"method": "ngram"}}, True),
+    ],
+)
+def test_a_draft_that_remembers_earlier_answers_is_not_ranked(
+    settings: dict[str, Any], ranked: bool, tmp_path: Path
+) -> None:
+    arms = Arms()
+    arms.candidate.facts = replace(arms.candidate.facts, settings=settings)
+    result = arms.measure(tmp_path)
+    assert result["cache_state"].startswith("cold" if ranked else "warm; 'candidate' drafts from")
+    assert result["score"]["ranked"] is ranked
+    assert any("no state" in reason for reason in result["score"]["reasons"]) is not ranked
+
+
 def test_deviations_from_the_rules_are_listed(tmp_path: Path) -> None:
     rules = build_rules(
         min_tokens_for_tpot="4", num_resamples="200", max_tokens="1024", families='["mtp"]'
