@@ -61,6 +61,10 @@ Folders that look wrong and are not: vLLM loads each, and so does `read_draft`.
 | folder | vLLM | Paceline |
 | --- | --- | --- |
 """
+ENVELOPES = """
+Written by `export_draft` as a speculators folder, {same} of {total} eagle3 and dflash drafts above are
+built by vLLM as the very same model.
+"""
 SILENT = """
 ## What vLLM loads without a word
 
@@ -105,6 +109,8 @@ def lines(outcomes: list[Outcome]) -> Iterator[str]:
             theirs = "loads" if outcome.sound.error is None else outcome.sound.error
             ours = outcome.sound.message or "reads"
             yield f"| {name} | {theirs} | {ours} |\n"
+    envelopes = [item for outcome in held for item in outcome.envelopes]
+    yield ENVELOPES.format(total=len(envelopes), same=sum(item.error is None for item in envelopes))
     yield SILENT
     silent = Counter(describe(item) for item in faults if item.is_silent)
     for what, number in silent.most_common():

@@ -185,7 +185,7 @@ def _prepare(
     tensors = build_tensors_of(case)
     write_folder(case, folder, tensors)
     worst, message, known = _look(folder, facts)
-    told = [("", "sound", worst if worst == "error" else "", message)]
+    told = [("", "sound", *((worst, message) if worst == "error" else ("", "")))]
     files: dict[str, list[str]] = {"weights": [], "configs": [], "folders": []}
     for name, kind_of_file in (("model.safetensors", "weights"), ("config.json", "configs")):
         path = folder / name
