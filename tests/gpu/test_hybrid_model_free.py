@@ -234,3 +234,26 @@ def test_vllms_own_ngram_forks_or_dies(rows: dict[str, Row]) -> None:
     """vLLM #39273 in 0.31.0. Should this fail one day, it is fixed."""
     row = rows["vLLM's ngram 2/5"]
     assert row.forks is None or row.forks.real_fork > 0, row.show()
+
+
+@pytest.mark.skipif(
+    "PACELINE_GPU_COMPILED" not in os.environ, reason="two compiled starts: two minutes more"
+)
+def test_one_shape_keeps_full_cuda_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, one stream: time a step with K drafted tokens against a step without any."""
+    monkeypatch.setattr("paceline.serve.endpoint.check_plan", lambda plan: [])
+    named = os.environ.get("PACELINE_GPU_TARGET")
+    target = read_target(named or make_toy_hybrid(tmp_path / "toy"))
+    requests = build_requests(target, 24)
+    length = min(target.max_position_embeddings, 2048)
+    for name in (None, "vLLM's ngram 2/5", "constant-K ngram 1/5", "constant-K suffix"):
+        plan = plan_arm(target, ARMS.get(name or ""), "cuda", length, tmp_path / str(name))
+        args = {**plan.engine_args, "enforce_eager": False}
+        plan = dataclasses.replace(plan, engine_args=args)
+        with start(plan, log_path=tmp_path / "engine.log") as endpoint:
+            endpoint.generate(requests[:4])
+            answers = endpoint.generate(requests[4:])
+        times = [answer.tpot_ms for answer in answers if answer.tpot_ms is not None]
+        tpot, tau = sorted(times)[len(times) // 2], delivered_tau(answers)
+        step = f"{tpot:6.2f} ms a token, tau {tau:.2f}, {tpot * tau:6.2f} ms a step"
+        print(f"{name or 'no draft':24} {step}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +106,26 @@ def test_times_of_a_scripted_engine() -> None:
 def test_an_answer_cut_short_is_no_measurement() -> None:
     with pytest.raises(ResultError, match="an answer has 3 tokens"):
         measure_arm(lambda request: timing(10.0, num_tokens=3), build())
+
+
+def test_energy_is_the_gpus_mean_power_times_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"  # the columns that are asked for; 300 W
+    tool.write_text("#!/bin/sh\nwhile :; do echo '1980, 2619, 40, 300.0, 0x0'; sleep 0.02; done\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def ask(request: Request) -> Timing:
+        time.sleep(0.1)
+        return timing(100.0)
+
+    requests = build_bench_requests(
+        range(100), ENDS, (SHORT,), num_requests=3, num_warm_up=0, repeated=False
+    )
+    (record,) = measure_arm(ask, requests, gpu=True)
+    assert 300 * 0.3 <= record["energy_j"] <= 300 * 1.0
+    assert record["energy_j_per_token"] == pytest.approx(record["energy_j"] / 12)
 
 
 def timing(latency_ms: float, num_tokens: int = 4) -> Timing:
