@@ -18,7 +18,8 @@ __all__ = ["evaluate", "report", "score"]
 
 def evaluate(
     draft: Annotated[
-        str, typer.Argument(help="A draft folder, a bundled draft, native, ngram, suffix, none.")
+        str,
+        typer.Argument(help="A draft folder, a bundled draft, native, ngram, suffix or none."),
     ],
     target: Annotated[str, typer.Option("--target", help="A folder or a bundled name.")],
     out: Annotated[Path, typer.Option("--out", help="The run folder; an unfinished one goes on.")],

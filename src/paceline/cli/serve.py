@@ -15,9 +15,7 @@ def serve(
     target: Annotated[str, typer.Argument(help="A folder or a bundled name.")],
     draft: Annotated[
         str | None,
-        typer.Option(
-            "--draft", help="A draft folder, a bundled draft, native or ngram; else none."
-        ),
+        typer.Option("--draft", help="A draft folder, a bundled draft, native, ngram or suffix."),
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--k", min=1, help="Drafted tokens a step; else from the draft.")
