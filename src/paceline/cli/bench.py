@@ -74,10 +74,10 @@ def bench(
         Path | None, typer.Option("--out", help="Also write every number to this JSON file.")
     ] = None,
 ) -> None:
-    """Measure latency, one request at a time, at fixed prompt and answer lengths.
+    """Measure latency and speed-up at fixed prompt and answer lengths.
 
-    The baseline is the target alone in bf16, eager, without CUDA graphs; speed-up is its mean
-    latency over an arm's, averaged over the regimes.
+    One request at a time. The baseline is the target alone, eager, without CUDA graphs; speed-up is
+    its mean latency over an arm's, averaged over the regimes.
     """
     from paceline.eval import ask_server, build_bench_requests, find_model, measure_arm
     from paceline.records import build_provenance, sha256_bytes, write_json
