@@ -62,8 +62,8 @@ Folders that look wrong and are not: vLLM loads each, and so does `read_draft`.
 | --- | --- | --- |
 """
 ENVELOPES = """
-Written by `export_draft` as speculators folders, {same} of the {total} plain eagle3 and dflash drafts
-above are built by vLLM as the very same model.
+Written by `export_draft` as speculators folders, {same} of the {total} plain eagle3 and dflash
+drafts above are built by vLLM as the very same model.
 """
 SILENT = """
 ## What vLLM loads without a word
