@@ -230,4 +230,4 @@ def test_a_target_without_plain_matrices_is_said(tmp_path: Path) -> None:
 def test_thresholds_stand_between_what_was_measured() -> None:
     """Figures of docs/decisions: 151,000 tokens, 45 million tokens, trained apart."""
     assert 0.985 < NEARLY_IDENTICAL < 0.998
-    assert 0.07 < STARTED_FROM < 0.92
+    assert 0.15 < STARTED_FROM < 0.92
