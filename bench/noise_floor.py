@@ -87,10 +87,13 @@ def main() -> None:
     parser.add_argument("--prompts", default="demo-eval")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--thinking", choices=("none", "on", "off"), default="none")
     parser.add_argument("--runs", type=int, default=20)
     args = parser.parse_args()
     rules, target = read_rules(args.rules), read_target(args.target)
-    questions = build_questions(args.prompts, target, rules, max_tokens=args.max_tokens)
+    questions = build_questions(
+        args.prompts, target, rules, max_tokens=args.max_tokens, thinking=args.thinking
+    )
     questions = dataclasses.replace(questions, prompts=questions.prompts[: args.num_prompts])
     names = [f"run-{number:02d}" for number in range(args.runs)]
     names += [f"slow-{share:g}" for share in SLOWDOWNS]

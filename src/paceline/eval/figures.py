@@ -100,7 +100,7 @@ def geomean_figure(pairing: Pairing) -> Figure | None:
 
 
 def medians_figure(pairing: Pairing) -> Figure | None:
-    """Median over all prompts of TPOT_B, over that of TPOT; a prompt's time is over its blocks."""
+    """Median of TPOT_B over all prompts, over that of TPOT; of several blocks their geometric mean."""
     counted = tuple(
         _is_known(base + mine)
         for base, mine in zip(pairing.baseline.log_tpot, pairing.candidate.log_tpot, strict=True)
@@ -111,19 +111,18 @@ def medians_figure(pairing: Pairing) -> Figure | None:
     values, cells = {}, {}
     for name, arm in (("baseline", pairing.baseline), ("candidate", pairing.candidate)):
         kept = [logs[rows] for logs, rows in zip(arm.log_tpot, counted, strict=True)]
-        over_blocks = np.concatenate([logs.mean(axis=1) for logs in kept])
-        # of the times, not of their logs: between two middle ones that is not the same
-        values[name] = float(np.median(np.exp(over_blocks)))
         every = np.concatenate(kept)
-        middle = np.median(every, axis=0)
+        # of the times, not of their logs: between two middle ones that is not the same
+        middle = np.log(np.median(np.exp(every), axis=0))
         density = np.array([_density(column, m) for column, m in zip(every.T, middle, strict=True)])
+        values[name] = float(middle.mean())
         # of a prompt beside its block's median, and of the block beside the other blocks
         moved = middle - middle.mean()
         cells[name] = [
             (np.sign(logs - middle) / 2 / density + moved) * len(logs) / total for logs in kept
         ]
     return Figure(
-        value=values["baseline"] / values["candidate"],
+        value=math.exp(values["baseline"] - values["candidate"]),
         cells=tuple(a - b for a, b in zip(cells["baseline"], cells["candidate"], strict=True)),
         counted=counted,
         weights=tuple(max(1.0, float(rows.sum())) / total for rows in counted),
