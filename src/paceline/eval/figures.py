@@ -100,7 +100,7 @@ def geomean_figure(pairing: Pairing) -> Figure | None:
 
 
 def medians_figure(pairing: Pairing) -> Figure | None:
-    """Median of TPOT_B over all prompts, over that of TPOT; of several blocks their geometric mean."""
+    """Median TPOT_B over all prompts over median TPOT; of several blocks the geometric mean."""
     counted = tuple(
         _is_known(base + mine)
         for base, mine in zip(pairing.baseline.log_tpot, pairing.candidate.log_tpot, strict=True)
