@@ -74,7 +74,7 @@ def bench(
         Path | None, typer.Option("--out", help="Also write every number to this JSON file.")
     ] = None,
 ) -> None:
-    """Measure latency and speed-up at fixed prompt and answer lengths.
+    """Measure latency and speed-up at fixed lengths of text.
 
     One request at a time. The baseline is the target alone, eager, without CUDA graphs; speed-up is
     its mean latency over an arm's, averaged over the regimes.
