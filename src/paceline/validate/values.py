@@ -11,14 +11,13 @@ import numpy as np
 from paceline.safetensors_header import TensorInfo
 from paceline.validate.case import Case
 from paceline.validate.copies import (
-    NEARLY_IDENTICAL,
-    Copy,
     TargetMatrix,
     find_copies,
     list_places,
     list_target_matrices,
     list_wanted,
 )
+from paceline.validate.copy_findings import tell_copies, tell_not_compared
 from paceline.validate.report import Finding, finding
 from paceline.validate.scan import (
     FLOAT_BITS,
@@ -72,8 +71,8 @@ def check_values(case: Case) -> Iterator[Finding]:
         finally:
             os.close(handle)
     if matrices:
-        yield from _tell_copies(case, files, tensors, find_copies(tensors, picked, matrices))
-    yield from _tell_not_compared(case, matrices)
+        yield from tell_copies(case, files, tensors, find_copies(tensors, picked, matrices))
+    yield from tell_not_compared(case, matrices)
 
 
 def _check_one(file: str, name: str, tensor: TensorInfo, values: Measured) -> Iterator[Finding]:
@@ -187,83 +186,6 @@ def _check_twice(
             expected="different weights",
             fix="Check the export: one of the two is probably a copy by mistake.",
         )
-
-
-def _tell_copies(
-    case: Case, files: Mapping[str, str], tensors: Mapping[str, TensorInfo], copies: dict[str, Copy]
-) -> Iterator[Finding]:
-    """Layers of the target may not be copied where the contest says so; its MTP head may."""
-    forbidden = case.is_contest and case.limits.forbids_copied_layers
-    record = (case.scan.metadata or {}).get("trained")
-    is_declared = isinstance(record, dict) and bool(record.get("started_from"))
-    unchanged = []
-    for name, copy in copies.items():
-        path = case.scan.path / files[name]
-        is_same = copy.how == "identical" and has_same_bytes(
-            path, tensors[name], copy.matrix.path, copy.matrix.tensor
-        )
-        if copy.matrix.kind == "mtp":
-            unchanged += [name] if is_same else []
-            continue
-        other = copy.matrix.tensor.name
-        if copy.similarity >= NEARLY_IDENTICAL:
-            yield finding(
-                "ten.copy",
-                files[name],
-                f"tensor '{name}' is a bit-identical copy of the target's '{other}'"
-                if is_same
-                else f"tensor '{name}' is a copy of the target's '{other}': {copy.how}",
-                where=name,
-                found=f"similarity {copy.similarity:.3f}",
-                expected="no copy of a target layer",
-                fix="Copying target layers is not a draft; train the layer.",
-                severity="error" if forbidden else None,
-            )
-        else:
-            yield finding(
-                "ten.start",
-                files[name],
-                f"tensor '{name}' was trained on from the target's '{other}' (similarity"
-                f" {copy.similarity:.2f})",
-                where=name,
-                found=f"{copy.similarity:.3f}",
-                expected="less than 0.5, as between layers that were trained apart",
-                fix="Say in metadata.json what it was started from (trained.started_from).",
-                severity="warning" if forbidden and not is_declared else None,
-            )
-    if unchanged:
-        yield finding(
-            "ten.copy",
-            files[unchanged[0]],
-            f"{len(unchanged)} of {len(tensors)} matrices are those of the target's own MTP head,"
-            " bit for bit",
-            where=unchanged[0],
-            found="the native head",
-            expected="a head that was trained further, to beat the native one",
-            fix="Nothing is wrong with it: this is the target's own head.",
-            severity="note",
-        )
-
-
-def _tell_not_compared(case: Case, matrices: list[TargetMatrix]) -> Iterator[Finding]:
-    packed = any(
-        name.endswith("weight_packed")
-        for held in case.scan.tensors_by_file.values()
-        for name in held
-    )
-    if case.target is None or not (packed or not any(m.kind == "layer" for m in matrices)):
-        return
-    yield finding(
-        "not.checked",
-        "",
-        "copies of the target's layers were not looked for: "
-        + ("packed weights cannot be compared" if packed else "the target has no plain matrices"),
-        where="ten.copy",
-        expected="plain float matrices on both sides",
-        fix="Compare the draft before it was quantised."
-        if packed
-        else "Point --target at a copy with its weights, not quantised.",
-    )
 
 
 def _check_shared(

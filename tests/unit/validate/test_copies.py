@@ -195,8 +195,24 @@ def test_a_copy_is_an_error_where_the_rules_forbid_it(target: Path, tmp_path: Pa
         EMC2, limits=dataclasses.replace(EMC2.limits, forbids_copied_layers=False)
     )
     assert told(folder, facts, EMC2) == {"ten.copy": "error"}
-    assert told(folder, facts, allowed) == {"ten.copy": "warning"}
+    assert told(folder, facts, allowed) == {"ten.copy": "note"}
     assert told(folder, facts, None) == {"ten.copy": "warning"}
+
+
+def test_many_copies_are_one_finding(target: Path, tmp_path: Path) -> None:
+    folder, facts = folder_with(tmp_path, target, bf16(UP))
+    path = folder / "model.safetensors"
+    held = read_header(path).tensors
+    data = path.read_bytes()
+    tensors = {n: (t.dtype, t.shape, data[t.start : t.end]) for n, t in held.items()}
+    tensors["midlayer.mlp.gate_proj.weight"] = bf16(UP * 2)
+    tensors["midlayer.mlp.down_proj.weight"] = bf16(rounded(32, H, I))
+    write_safetensors(path, tensors)
+    found = validate_draft(folder, target=facts, rules=EMC2, deep=True).findings
+    copies = [item for item in found if item.rule == "ten.copy"]
+    assert len(copies) == 1
+    assert "; 2 other matrices likewise" in copies[0].message
+    assert "bit-identical copy" in copies[0].message
 
 
 def test_a_layer_trained_on_from_the_targets_is_no_copy(target: Path, tmp_path: Path) -> None:
