@@ -47,23 +47,54 @@ def forecast(
         Path | None,
         typer.Option("--fit", help="Fit a step-time model to measured runs (steps.jsonl)."),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Step times of real engines by shape: dummy weights."),
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="PLAN.toml for --measure, in place of designs.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="Prompt tokens to measure at; 64,2048,8192.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", help="Pairs at each length; 6.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Tokens of each measured answer; 128.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Start nothing that would end later.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where --search and --fit write.")
+        Path | None, typer.Option("--out", help="Where --search, --fit and --measure write.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell a draft's bytes and limits before it is trained.
 
     And the acceptance that a score needs; from sizes alone, without a GPU. --search tries a whole
-    space of designs.
+    space of designs, --measure runs real engines on the target's shape alone.
     """
-    modes = {"--search": search is not None, "--fit": fit is not None}
+    modes = {"--search": search is not None, "--fit": fit is not None, "--measure": measure}
     chosen = [name for name, is_on in modes.items() if is_on]
     if len(chosen) > 1:
         raise PlanError(f"{' and '.join(chosen)} are two commands", expected="one of them")
     mode = chosen[0] if chosen else ""
-    _refuse(mode, designs, "a design", ("",))
-    _refuse(mode, out, "--out", ("--search", "--fit"))
+    _refuse(mode, designs, "a design", ("", "--measure"))
+    _refuse(mode, out, "--out", ("--search", "--fit", "--measure"))
+    for value, name in (
+        (plan, "--plan"),
+        (lengths, "--lengths"),
+        (repeats, "--repeats"),
+        (max_tokens, "--max-tokens"),
+        (minutes, "--minutes"),
+        (device, "--device"),
+    ):
+        _refuse(mode, value, name, ("--measure",))
     _refuse(mode, baseline, "--baseline", ("",))
     _refuse(mode, baseline_acceptance, "--baseline-acceptance", ("",))
     _refuse(mode, step_model, "--step-model", ("", "--search"))
@@ -72,11 +103,30 @@ def forecast(
         _search(search, target, rules, bandwidth, step_model, out, as_json)
     elif fit is not None:
         _fit(fit, target, out)
+    elif measure:
+        from paceline.cli.forecast_measure import measure_shape
+
+        if out is None:
+            raise PlanError(
+                "--measure has no --out", expected="a folder; an unfinished one goes on"
+            )
+        measure_shape(
+            designs or [],
+            target,
+            rules,
+            plan_path=plan,
+            lengths=lengths,
+            num_repeats=repeats,
+            max_tokens=max_tokens,
+            minutes=minutes,
+            device=device,
+            out=out,
+        )
     else:
         if not designs or len(designs) > 1:
             raise PlanError(
                 f"{len(designs or [])} designs are named",
-                expected="one DESIGN.toml, or --search, --fit",
+                expected="one DESIGN.toml, or --search, --fit, --measure",
             )
         _forecast(
             designs[0],

@@ -5,8 +5,17 @@ from __future__ import annotations
 from paceline.forecast.cache import CacheUse, Group, LayerCache, group_layers, measure_cache
 from paceline.forecast.describe import describe_forecast
 from paceline.forecast.design import Design, native_baseline, parse_design, read_design
+from paceline.forecast.draft_config import build_draft_config, list_own_tensors
 from paceline.forecast.fit import describe_fit, fit_runs, fit_step_model
-from paceline.forecast.memory import DraftMemory, measure_memory
+from paceline.forecast.measure import Measured, measure_steps
+from paceline.forecast.measure_plan import (
+    Configuration,
+    MeasurePlan,
+    build_measure_plan,
+    read_measure_plan,
+)
+from paceline.forecast.measured_record import describe_measured
+from paceline.forecast.memory import DraftMemory, measure_cache_of, measure_memory
 from paceline.forecast.run import Forecast, build_forecast
 from paceline.forecast.score import Goal, StepTime
 from paceline.forecast.search import Candidate, Search, search_designs
@@ -20,12 +29,15 @@ __all__ = [
     "CachePlan",
     "CacheUse",
     "Candidate",
+    "Configuration",
     "Design",
     "DraftMemory",
     "Forecast",
     "Goal",
     "Group",
     "LayerCache",
+    "MeasurePlan",
+    "Measured",
     "Search",
     "Space",
     "StepModel",
@@ -34,21 +46,28 @@ __all__ = [
     "StepTime",
     "TargetShape",
     "append_run",
+    "build_draft_config",
     "build_forecast",
+    "build_measure_plan",
     "describe_fit",
     "describe_forecast",
+    "describe_measured",
     "describe_search",
     "fit_runs",
     "fit_step_model",
     "group_layers",
+    "list_own_tensors",
     "list_shapes",
     "list_spaces",
     "measure_cache",
+    "measure_cache_of",
     "measure_memory",
+    "measure_steps",
     "native_baseline",
     "parse_design",
     "parse_space",
     "read_design",
+    "read_measure_plan",
     "read_runs",
     "read_shape",
     "read_space",

@@ -70,6 +70,8 @@ def _design(design: Design) -> list[tuple[str, str]]:
         source = "" if field.name in ("family", *design.stated) else "  (from the target)"
         if field.name in ("weights", "kv_dtype", "num_layers", "num_taps", "one_head"):
             source = source and "  (default)"
+        if field.name == "num_heads" and source:
+            source = "  (the target's, or the most that divide hidden_size)"
         text = f"{value:,}" if type(value) is int else str(value).lower()
         lines.append((field.name, text + source))
     return lines

@@ -60,6 +60,7 @@ _WHY_NOT = {
     "ngram": "a model-free method has no sizes",
     "suffix": "a model-free method has no sizes",
 }
+_LLAMA_LAYERS = ("eagle3", "draft_model")
 _ALL_KEYS = sorted({key for keys in FAMILIES.values() for key in keys})
 _FLAGS = ("own_embedding", "own_head", "one_head")
 _WORDS = {"weights": WEIGHT_FORMATS, "kv_dtype": tuple(_KV_DTYPES)}
@@ -205,12 +206,22 @@ def _fill(family: str, values: dict[str, Any], shape: TargetShape) -> Design:
         kept = ("num_layers", "hidden_size", "draft_vocab_size", "one_head")
         defaults = {key: defaults[key] for key in kept}
     merged = {**defaults, "vocab_size": facts.vocab_size, **values}
+    if family in _LLAMA_LAYERS and "num_heads" not in values:
+        merged["num_heads"] = _fit_heads(merged)
     small = merged.get("draft_vocab_size", 0) not in (0, facts.vocab_size)
     other_width = merged.get("hidden_size", 0) not in (0, facts.hidden_size)
     if family in ("eagle3", "dflash"):  # the target's matrices cannot stand in for these
         merged["own_head"] = values.get("own_head", small or other_width)
         merged["own_embedding"] = values.get("own_embedding", other_width)
     return Design(family=family, **merged, stated=tuple(sorted(values)))
+
+
+def _fit_heads(sizes: dict[str, Any]) -> int:
+    """The most heads, up to the target's, that divide hidden_size and share num_kv_heads; the
+    target's own where there are none, and the check then says why not."""
+    heads, hidden, kv_heads = (sizes[k] for k in ("num_heads", "hidden_size", "num_kv_heads"))
+    fitting = [n for n in range(heads, 0, -1) if hidden % n == 0 and n % kv_heads == 0]
+    return int(fitting[0] if fitting else heads)
 
 
 def _check(design: Design, shape: TargetShape, where: str) -> None:
@@ -239,6 +250,11 @@ def _check(design: Design, shape: TargetShape, where: str) -> None:
             f"num_heads {design.num_heads} is not a multiple of num_kv_heads {design.num_kv_heads}",
             "whole groups of query heads",
         )
+        require(
+            design.family not in _LLAMA_LAYERS or design.hidden_size % design.num_heads == 0,
+            f"num_heads {design.num_heads} does not divide hidden_size {design.hidden_size}",
+            "a divisor: vLLM refuses such a Llama layer, whatever head_dim says",
+        )
     small = design.draft_vocab_size > design.vocab_size
     require(
         not small,
@@ -264,9 +280,11 @@ def _check(design: Design, shape: TargetShape, where: str) -> None:
         )
     if design.family == "medusa":
         require(
-            design.one_head or not design.has_draft_vocabulary,
-            "draft_vocab_size is smaller and one_head is false",
-            "one_head = true: vLLM 0.31.0 gives separate heads the full vocabulary",
+            not design.has_draft_vocabulary,
+            f"draft_vocab_size is {design.draft_vocab_size:,}, and vLLM 0.31.0 loads no medusa"
+            " draft with a cut vocabulary",
+            f"the target's {design.vocab_size:,}",
+            "Leave draft_vocab_size out.",
         )
     grouped = design.weights in ("w8a16", "w4a16")
     require(

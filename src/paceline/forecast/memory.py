@@ -9,7 +9,7 @@ from paceline.forecast.design import Design
 from paceline.forecast.shape import CachePlan, TargetShape, target_layers
 from paceline.forecast.sizes import DraftSizes, draft_layers, measure_design
 
-__all__ = ["DraftMemory", "all_layers", "measure_memory"]
+__all__ = ["DraftMemory", "all_layers", "measure_cache_of", "measure_memory"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,10 @@ def measure_memory(
     design: Design, shape: TargetShape, *, context_tokens: int, plan: CachePlan
 ) -> DraftMemory:
     """Raises PlanError where a size of the design does not fit (see measure_design)."""
-    uses = [
-        measure_cache(layers, context_tokens=context_tokens, in_flight_tokens=plan.in_flight_tokens)
-        for layers in (
-            all_layers(design, shape, plan, design.num_speculative_tokens),
-            all_layers(None, shape, plan, 0),
-        )
-    ]
-    with_draft, without = uses
+    with_draft, without = (
+        measure_cache_of(one, shape, context_tokens=context_tokens, plan=plan)
+        for one in (design, None)
+    )
     return DraftMemory(
         context_tokens=context_tokens,
         sizes=measure_design(design, shape, context_tokens=context_tokens),
@@ -57,6 +53,18 @@ def measure_memory(
         block_tokens=_block_tokens(target_layers(shape, plan, design.num_speculative_tokens)),
         with_draft=with_draft,
         without=without,
+    )
+
+
+def measure_cache_of(
+    design: Design | None, shape: TargetShape, *, context_tokens: int, plan: CachePlan
+) -> CacheUse:
+    """What one sequence takes of the pool, target included; None: without a draft."""
+    k = design.num_speculative_tokens if design is not None else 0
+    return measure_cache(
+        all_layers(design, shape, plan, k),
+        context_tokens=context_tokens,
+        in_flight_tokens=plan.in_flight_tokens,
     )
 
 

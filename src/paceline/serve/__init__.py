@@ -9,6 +9,7 @@ from paceline.serve.run_case import RunCase, Told
 from paceline.serve.run_rules import check_observed
 from paceline.serve.sandbox import Isolation, find_isolation
 from paceline.serve.server import format_command, serve_http
+from paceline.serve.shape_run import ShapeDraft, find_machine, open_shape
 from paceline.serve.smoke import Observed, SmokeTest, observe_draft
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Observed",
     "Plan",
     "RunCase",
+    "ShapeDraft",
     "SmokeTest",
     "Told",
     "VllmEndpoint",
@@ -25,9 +27,11 @@ __all__ = [
     "check_plan",
     "describe_plan",
     "find_isolation",
+    "find_machine",
     "format_command",
     "observe_draft",
     "open_confined",
+    "open_shape",
     "serve_http",
     "start",
 ]

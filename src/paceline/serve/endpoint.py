@@ -18,7 +18,7 @@ from paceline.serve.plan import Plan
 from paceline.serve.process import EngineProcess, build_child_env
 from paceline.serve.staging import make_staging, remove_staging
 
-__all__ = ["VllmEndpoint", "check_facts", "resolve_engine_args", "start"]
+__all__ = ["VllmEndpoint", "check_facts", "launch", "resolve_engine_args", "start"]
 
 _START_S = {"cpu": 300.0, "cuda": 900.0}
 _SILENCE_S = 120.0
@@ -78,6 +78,17 @@ def start(
     hung. Raises PlanError before anything starts, EngineError afterwards; Ctrl-C ends the engine.
     """
     check_plan(plan)
+    return launch(plan, log_path=log_path, timeout_s=timeout_s, silence_s=silence_s)
+
+
+def launch(
+    plan: Plan,
+    *,
+    log_path: str | Path,
+    timeout_s: float | None = None,
+    silence_s: float = _SILENCE_S,
+) -> VllmEndpoint:
+    """`start` for a plan that was checked elsewhere; what runs is still proven to be the plan."""
     begun = time.monotonic()
     deadline = begun + (timeout_s if timeout_s is not None else _START_S[plan.device])
     staging = make_staging(plan)

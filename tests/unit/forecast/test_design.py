@@ -21,7 +21,8 @@ def _parse(family: str, k: int = 3, **values: object) -> object:
 
 def test_left_out_sizes_come_from_the_target() -> None:
     design = parse_design('family = "eagle3"\nnum_speculative_tokens = 5\n', SHAPE)
-    assert (design.hidden_size, design.num_heads, design.num_kv_heads) == (5120, 24, 4)
+    # 24 heads do not divide 5,120, and vLLM's Llama layer then stops
+    assert (design.hidden_size, design.num_heads, design.num_kv_heads) == (5120, 20, 4)
     assert (design.own_head, design.own_embedding, design.num_taps) == (False, False, 3)
     assert design.stated == ("num_speculative_tokens",)
     small = parse_design(
@@ -55,7 +56,7 @@ def test_senseless_files_are_refused(text: str, says: str) -> None:
         ("mtp", {"weights": "fp8"}, "cannot be expressed"),
         ("mtp", {"draft_vocab_size": 32000}, "cannot be expressed"),
         ("medusa", {"weights": "fp8"}, "no such setting"),
-        ("medusa", {"one_head": False, "draft_vocab_size": 32000}, "one_head is false"),
+        ("medusa", {"draft_vocab_size": 32000}, "no medusa draft with a cut"),
         ("draft_model", {"draft_vocab_size": 32000}, "target's vocabulary"),
         ("ngram", {"num_layers": 1}, "no sizes"),
         ("eagle3", {"num_heads": 5, "num_kv_heads": 2}, "not a multiple"),
@@ -98,3 +99,12 @@ def test_shapes_have_names_and_unknown_ones_a_message() -> None:
     assert list_shapes() == ("qwen3.5-4b", "qwen3.8-27b")
     with pytest.raises(TargetError, match=r"qwen3.5-4b, qwen3.8-27b"):
         read_shape("qwen9")
+
+
+@pytest.mark.parametrize("family", ["eagle3", "draft_model"])
+def test_heads_that_do_not_divide_the_width_are_refused(family: str) -> None:
+    text = f'family = "{family}"\nnum_speculative_tokens = 3\nnum_heads = 24\n'
+    with pytest.raises(PlanError, match="24 does not divide hidden_size 5120"):
+        parse_design(text, SHAPE)
+    text = 'family = "dflash"\nnum_speculative_tokens = 3\nnum_heads = 24\n'
+    assert parse_design(text, SHAPE).num_heads == 24  # Qwen3's layer takes them
