@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -40,6 +41,9 @@ def find_chromium() -> str:
     pytest.skip("no Chromium is installed; apt install chromium")
 
 
+_SILENCE_S = 60.0
+
+
 class Page:
     """One tab. errors: what it has thrown, logged as an error, or failed to load."""
 
@@ -70,6 +74,7 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._held:
+            assert select.select([self._receive], [], [], _SILENCE_S)[0], "the browser says nothing"
             data = os.read(self._receive, 1 << 16)
             assert data, "the browser has ended"
             self._held += data
@@ -102,6 +107,17 @@ class Page:
     def open(self, path: Path) -> None:
         self._events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
+        self._wait_loaded()
+
+    def click_link(self, x: float, y: float) -> None:
+        """Clicks at a place of the window, and waits for the page that opens."""
+        self._events.clear()
+        for kind in ("mousePressed", "mouseReleased"):
+            place = {"x": x, "y": y, "button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, **place)
+        self._wait_loaded()
+
+    def _wait_loaded(self) -> None:
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._next()
 

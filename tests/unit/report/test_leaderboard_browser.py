@@ -172,17 +172,7 @@ def test_a_row_opens_its_report_and_a_mark_too(page: Page, site: Path) -> None:
     spot = page.ask("""(() => { const r = document.querySelector('#board tbody tr').cells[2]
       .getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()""")
     name = names(page)[0]
-    page.call("Page.bringToFront")
-    for kind in ("mousePressed", "mouseReleased"):
-        page.call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=spot[0],
-            y=spot[1],
-            button="left",
-            clickCount=1,
-        )
-    page.ask("new Promise(done => setTimeout(done, 300))")
+    page.click_link(*spot)
     assert page.ask("location.pathname").endswith("entries/kitesurf-kite-mtp/index.html")
     assert name in page.ask("document.querySelector('h1').textContent")
     page.open(site / "index.html")
