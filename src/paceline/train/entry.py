@@ -63,6 +63,7 @@ def replay_draft(
     target: TargetFacts,
     texts: Sequence[ReplayText],
     *,
+    num_speculative_tokens: int | None = None,
     device: str = "cpu",
     dtype: str = "bfloat16",
 ) -> Replay:
@@ -73,7 +74,14 @@ def replay_draft(
     _require_extra("the replay")
     from paceline.train import replay
 
-    return replay.replay_draft(draft, target, texts, device=device, dtype=dtype)
+    return replay.replay_draft(
+        draft,
+        target,
+        texts,
+        num_speculative_tokens=num_speculative_tokens,
+        device=device,
+        dtype=dtype,
+    )
 
 
 def simulate_draft(
