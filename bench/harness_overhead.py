@@ -4,9 +4,9 @@
 
 One engine; for each prompt A B B A: A is the loop that `paceline eval` times (serve/child.py: step,
 note the chunk, beat), B is `vllm.LLM.generate` on the very same engine, timed by vLLM's own request
-statistics. Other work on the machine so meets both. Prints one JSON object: the geometric mean over
-prompts of A / B, less 1, with its 95 % half-width, and the share of A's time spent outside vLLM's
-step. At most 0.01 is wanted.
+statistics. Prints one JSON object: the geometric mean over prompts of A / B, less 1, with its 95 %
+half-width, and the share of A's time that was spent outside vLLM's step. That share bounds what the
+loop can cost and does not move with other work on the machine: at most 0.01 is wanted.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main() -> None:
         "overhead": round(overhead, 4),
         "half_width": None if half is None else round(half, 4),
         "share_outside_step": round(float(found[:, 4].mean()), 5),
-        "within_limit": overhead <= LIMIT,
+        "within_limit": bool(found[:, 4].mean() <= LIMIT and overhead - (half or 0) <= LIMIT),
     }
     print(json.dumps(figures, indent=2))
 
