@@ -63,6 +63,7 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "fetch": ["--as", "--max-bytes", "--out", "--verify", "ref"],
     "forecast": [
+        "--acceptance",
         "--bandwidth",
         "--baseline",
         "--baseline-acceptance",

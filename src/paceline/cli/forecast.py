@@ -47,6 +47,10 @@ def forecast(
         Path | None,
         typer.Option("--fit", help="Fit a step-time model to measured runs (steps.jsonl)."),
     ] = None,
+    acceptance: Annotated[
+        Path | None,
+        typer.Option("--acceptance", help="Foresee acceptance from measured points (POINTS.toml)."),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="Step times of real engines by shape: dummy weights."),
@@ -79,7 +83,12 @@ def forecast(
     And the acceptance that a score needs; from sizes alone, without a GPU. --search tries a whole
     space of designs, --measure runs real engines on the target's shape alone.
     """
-    modes = {"--search": search is not None, "--fit": fit is not None, "--measure": measure}
+    modes = {
+        "--search": search is not None,
+        "--fit": fit is not None,
+        "--acceptance": acceptance is not None,
+        "--measure": measure,
+    }
     chosen = [name for name, is_on in modes.items() if is_on]
     if len(chosen) > 1:
         raise PlanError(f"{' and '.join(chosen)} are two commands", expected="one of them")
@@ -103,6 +112,12 @@ def forecast(
         _search(search, target, rules, bandwidth, step_model, out, as_json)
     elif fit is not None:
         _fit(fit, target, out)
+    elif acceptance is not None:
+        from paceline.forecast import describe_scaling, fit_scaling, read_scaling_points
+
+        scaling = fit_scaling(read_scaling_points(acceptance))
+        for title, lines in describe_scaling(scaling, target):
+            print_facts(title, lines)
     elif measure:
         from paceline.cli.forecast_measure import measure_shape
 
@@ -126,7 +141,7 @@ def forecast(
         if not designs or len(designs) > 1:
             raise PlanError(
                 f"{len(designs or [])} designs are named",
-                expected="one DESIGN.toml, or --search, --fit, --measure",
+                expected="one DESIGN.toml, or --search, --fit, --acceptance, --measure",
             )
         _forecast(
             designs[0],

@@ -17,6 +17,8 @@ from paceline.forecast.measure_plan import (
 from paceline.forecast.measured_record import describe_measured
 from paceline.forecast.memory import DraftMemory, measure_cache_of, measure_memory
 from paceline.forecast.run import Forecast, build_forecast
+from paceline.forecast.scaling import ScalingFit, describe_scaling, fit_scaling
+from paceline.forecast.scaling_points import read_scaling_points
 from paceline.forecast.score import Goal, StepTime
 from paceline.forecast.search import Candidate, Search, search_designs
 from paceline.forecast.search_record import describe_search, search_to_json
@@ -38,6 +40,7 @@ __all__ = [
     "LayerCache",
     "MeasurePlan",
     "Measured",
+    "ScalingFit",
     "Search",
     "Space",
     "StepModel",
@@ -52,8 +55,10 @@ __all__ = [
     "describe_fit",
     "describe_forecast",
     "describe_measured",
+    "describe_scaling",
     "describe_search",
     "fit_runs",
+    "fit_scaling",
     "fit_step_model",
     "group_layers",
     "list_own_tensors",
@@ -69,6 +74,7 @@ __all__ = [
     "read_design",
     "read_measure_plan",
     "read_runs",
+    "read_scaling_points",
     "read_shape",
     "read_space",
     "read_step_model",
