@@ -49,6 +49,7 @@ def build_arm_plan(
     from paceline.serve import build_plan
 
     by_name = draft in METHODS and not METHODS[draft].has_weights and not Path(draft).exists()
+    read: Draft | None
     if draft == NATIVE:
         read = read_native_draft(target, num_speculative_tokens=num_speculative_tokens or 3)
     else:
