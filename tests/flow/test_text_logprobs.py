@@ -23,9 +23,7 @@ def test_text_logprobs_are_those_of_each_next_token(
     (answer,) = plain_endpoint.generate([request])
     (found,) = plain_endpoint.text_logprobs([(answer.prompt_ids, answer.output_ids)])
     assert len(found) == len(answer.output_ids)
-    prefixes = [
-        [*answer.prompt_ids, *answer.output_ids[:n]] for n in range(len(answer.output_ids))
-    ]
+    prefixes = [[*answer.prompt_ids, *answer.output_ids[:n]] for n in range(len(answer.output_ids))]
     for token, logprob, choice in zip(
         answer.output_ids, found, plain_endpoint.next_token(prefixes, top=5), strict=True
     ):
