@@ -105,7 +105,7 @@ OPTIONS: dict[str, list[str]] = {
     "judge status": ["--home", "--json", "--queue"],
     "judge verify": ["--key", "results"],
     "leaderboard": ["--out", "--rules", "results"],
-    "report": ["run"],
+    "report": ["--out", "--phase1", "--phase2", "run"],
     "score": ["--json", "run"],
     "serve": [
         "--device",

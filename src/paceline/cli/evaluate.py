@@ -121,11 +121,40 @@ def score(
         console.print(render_score_table(result))
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Print a run's report and write its report.html again."""
+def report(
+    run: Annotated[Path | None, typer.Argument(help="A run folder.")] = None,
+    phase_1: Annotated[
+        Path | None, typer.Option("--phase1", help="REPORT.toml: a team's report of forecasts.")
+    ] = None,
+    phase_2: Annotated[
+        Path | None,
+        typer.Option("--phase2", help="REPORT.toml with the run folder's figures in their place."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of a team's report.")] = None,
+) -> None:
+    """Print a run's report and write its report.html again; or write a team's report."""
     from paceline.records import read_json
     from paceline.report import print_report, write_report
 
+    source = phase_1 or phase_2
+    if (phase_1 is not None and (phase_2 is not None or run is not None)) or (
+        source is None and (run is None or out is not None)
+    ):
+        raise PlanError(
+            "these go together: RUN; --phase1 REPORT.toml --out DIR; RUN --phase2 REPORT.toml"
+            " --out DIR",
+            expected="one of the three",
+        )
+    if source is not None:
+        from paceline.cli.phase_report import write_phase_report
+
+        if out is None or (phase_2 is not None and run is None):
+            raise PlanError(
+                "a folder is missing", expected="--out DIR, and with --phase2 the run folder"
+            )
+        write_phase_report(source, out, run)
+        return
+    assert run is not None
     path = write_report(run)
     print_report(read_json(run / "result.json"), console)
     say(f"report: {path}")

@@ -73,6 +73,12 @@ def measure_shape(
             f"{plan.max_model_len:,} tokens are asked for", expected=f"at most {limit:,} positions"
         )
     device = device or find_device()
+    if device == "cpu":
+        plan = plan.without_decree()
+        say(
+            "vLLM's CPU build has no synthetic acceptance: its steps accept what random weights"
+            " accept, next to nothing; times a step count, times a token do not"
+        )
     engine = f"vllm {require_vllm(device)}"
     machine = find_machine(device)
     with storage_errors(out):

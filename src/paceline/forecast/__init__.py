@@ -16,6 +16,7 @@ from paceline.forecast.measure_plan import (
 )
 from paceline.forecast.measured_record import describe_measured
 from paceline.forecast.memory import DraftMemory, measure_cache_of, measure_memory
+from paceline.forecast.phase import Phase, build_phase_record, read_phase
 from paceline.forecast.run import Forecast, build_forecast
 from paceline.forecast.scaling import ScalingFit, describe_scaling, fit_scaling
 from paceline.forecast.scaling_points import read_scaling_points
@@ -40,6 +41,7 @@ __all__ = [
     "LayerCache",
     "MeasurePlan",
     "Measured",
+    "Phase",
     "ScalingFit",
     "Search",
     "Space",
@@ -52,6 +54,7 @@ __all__ = [
     "build_draft_config",
     "build_forecast",
     "build_measure_plan",
+    "build_phase_record",
     "describe_fit",
     "describe_forecast",
     "describe_measured",
@@ -73,6 +76,7 @@ __all__ = [
     "parse_space",
     "read_design",
     "read_measure_plan",
+    "read_phase",
     "read_runs",
     "read_scaling_points",
     "read_shape",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ class MeasurePlan:
     @property
     def max_model_len(self) -> int:
         return max(self.lengths) + self.max_tokens + 32
+
+    def without_decree(self) -> MeasurePlan:
+        """The same plan for an engine that cannot be told what to accept: vLLM's CPU build."""
+        return dataclasses.replace(
+            self,
+            reference=dataclasses.replace(self.reference, acceptance_length=None),
+            configurations=tuple(
+                dataclasses.replace(one, acceptance_length=None) for one in self.configurations
+            ),
+        )
 
 
 def assume_length(num_speculative_tokens: int) -> float:

@@ -47,10 +47,10 @@ def describe_memory(run: StepRun, shape: TargetShape) -> str:
 def _what(run: StepRun) -> str:
     if not run.settings:
         return "the target alone"
-    return (
-        f"{run.settings['family']}, K = {run.num_speculative_tokens}, acceptance"
-        f" {run.acceptance_length:.2f} by decree"
-    )
+    decree = "acceptance as it falls"
+    if run.acceptance_length is not None:
+        decree = f"acceptance {run.acceptance_length:.2f} by decree"
+    return f"{run.settings['family']}, K = {run.num_speculative_tokens}, {decree}"
 
 
 def _time(point: StepPoint) -> str:

@@ -8,10 +8,13 @@ from paceline.report.leaderboard import list_ranked
 from paceline.report.leaderboard_page import write_leaderboard
 from paceline.report.leaderboard_read import read_submissions
 from paceline.report.page import build_page, write_report
+from paceline.report.pdf import write_pdf
+from paceline.report.phase_page import build_phase_page, write_phase_page
 from paceline.report.terminal import print_report, render_score_table
 
 __all__ = [
     "build_page",
+    "build_phase_page",
     "draw_frontier",
     "list_ranked",
     "print_report",
@@ -19,5 +22,7 @@ __all__ = [
     "render_comparison",
     "render_score_table",
     "write_leaderboard",
+    "write_pdf",
+    "write_phase_page",
     "write_report",
 ]

@@ -178,14 +178,19 @@ def open_shape(
 ) -> Iterator[VllmEndpoint]:
     """One started engine on the shape; ended, with its folders, when the block ends.
 
-    acceptance_length: bonus token included, between 1 and K + 1; None without a draft.
+    acceptance_length: bonus token included, between 1 and K + 1; None without a draft and on a CPU,
+    where vLLM cannot be told.
     kv_cache_bytes: of the pool, stated, so that two engines fit one device. Raises PlanError before
     anything starts, EngineError afterwards.
     """
     require_vllm(device)
-    if (draft is None) != (acceptance_length is None):
+    decreed = draft is not None and device == "cuda"
+    if decreed != (acceptance_length is not None):
         raise PlanError(
-            "an acceptance length goes with a draft", expected="both of them, or neither"
+            f"the acceptance length is {acceptance_length}",
+            where=f"device {device}, {'no draft' if draft is None else draft.family}",
+            expected="one with a draft on CUDA, none elsewhere: vLLM's CPU sampler has no synthetic"
+            " acceptance",
         )
     if draft is not None and acceptance_length is not None:
         k = draft.num_speculative_tokens
@@ -246,11 +251,10 @@ def _by_shape(plan: Plan, draft: ShapeDraft | None, acceptance_length: float | N
     if plan.device == "cuda":
         args["gpu_memory_utilization"] = _GPU_SHARE
     if draft is not None:
-        speculative = {
-            **args["speculative_config"],
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_length": acceptance_length,
-        }
+        speculative = dict(args["speculative_config"])
+        if acceptance_length is not None:
+            speculative["rejection_sample_method"] = "synthetic"
+            speculative["synthetic_acceptance_length"] = acceptance_length
         if draft.kv_dtype != "auto":
             speculative["kv_cache_dtype"] = draft.kv_dtype
         args["speculative_config"] = speculative
