@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from paceline.errors import ResultError
 from paceline.records import write_text
-from paceline.report.fields import pick_number, require_format
+from paceline.report.fields import pick_number, pick_text, require_format
 from paceline.report.formats import clean_text, format_number
 from paceline.report.phase_plots import draw_score_curve
 from paceline.report.plots import draw_memory
@@ -44,8 +44,10 @@ def build_phase_page(record: Mapping[str, Any], result: Mapping[str, Any] | None
         raise ResultError(
             f"the record's format is {record.get('format')!r}", expected=repr(_FORMAT)
         )
+    forecast = record["forecast"]
     if result is not None:
         require_format(result)
+        _require_same_contest(forecast, result)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -53,7 +55,6 @@ def build_phase_page(record: Mapping[str, Any], result: Mapping[str, Any] | None
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    forecast = record["forecast"]
     measured = None if result is None else pick_number(result, "score", "value")
     page = environment.get_template("phase.html.j2").render(
         css=Markup((_TEMPLATES / "phase.css").read_text(encoding="utf-8")),
@@ -67,13 +68,77 @@ def build_phase_page(record: Mapping[str, Any], result: Mapping[str, Any] | None
         described=[(title, lines) for title, lines in record["described"]],
         headline=None if result is None else build_headline(result),
         compared=[] if result is None else _compare(record, result),
-        notes=[] if result is None else list_notes(result),
+        notes=[] if result is None else [*_tell_other(forecast, result), *list_notes(result)],
+        tiles=_build_tiles(forecast, result),
         curve=draw_score_curve(record, measured=_measured_point(result, measured)),
         memory=draw_memory(_memory_rows(forecast, result), "Draft memory by kind"),
         number=format_number,
         clean=clean_text,
     )
     return page if page.endswith("\n") else page + "\n"
+
+
+def _require_same_contest(forecast: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    found = pick_text(result, "rules", "name")
+    if found != forecast["rules"]:
+        raise ResultError(
+            f"the run is scored by {found}",
+            where="result.json: rules.name",
+            expected=f"{forecast['rules']}, as the report's source says",
+        )
+
+
+def _tell_other(forecast: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """Where the run may not be of what the report is about; names of targets may differ in form."""
+    name = pick_text(result, "target", "name") or "a target without a name"
+    found = []
+    if name.lower() != str(forecast["target"]).lower():
+        found.append(f"The run's target is called {name}, the report's {forecast['target']}.")
+    k = pick_number(result, "arms", "candidate", "engine", "num_speculative_tokens")
+    foreseen = forecast["design"]["num_speculative_tokens"]
+    if k is not None and k != foreseen:
+        found.append(f"The run drafted {k:.0f} tokens a step, the report's design {foreseen}.")
+    return found
+
+
+def _build_tiles(
+    forecast: Mapping[str, Any], result: Mapping[str, Any] | None
+) -> list[dict[str, str]]:
+    """Draft memory and step time: measured where they were, else foreseen, and said which."""
+    context = f"one sequence of {forecast['memory']['context_tokens']:,} tokens"
+    memory, base = forecast["memory"]["total_bytes"], forecast["baseline_memory"]["total_bytes"]
+    step, base_step = forecast["step"]["step_ms"], forecast["baseline_step"]["step_ms"]
+    source = "roofline" if forecast["step_source"] is None else "fitted model"
+    tiles = [
+        {
+            "title": "Draft memory M, forecast",
+            "value": f"{memory / 1e9:.2f} GB",
+            "note": f"baseline {base / 1e9:.2f} GB, {context}",
+        },
+        {
+            "title": f"Step time, {source}",
+            "value": f"{step:.1f} ms",
+            "note": f"baseline {base_step:.1f} ms, target alone"
+            f" {forecast['plain_step']['step_ms']:.1f} ms a token",
+        },
+    ]
+    if result is None:
+        return tiles
+    own = pick_number(result, "arms", "candidate", "memory", "total_bytes")
+    if own is not None:
+        tiles[0] = {
+            "title": "Draft memory M, measured",
+            "value": f"{own / 1e9:.3g} GB",
+            "note": f"{memory / 1e9:.3g} GB was foreseen, {context}",
+        }
+    own = pick_number(result, "arms", "candidate", "step_ms")
+    if own is not None:
+        tiles[1] = {
+            "title": "Step time, measured",
+            "value": f"{own:.3g} ms",
+            "note": f"{step:.3g} ms was foreseen",
+        }
+    return tiles
 
 
 def _split(text: str) -> list[str]:

@@ -64,13 +64,16 @@ def test_a_strangers_text_is_text(tmp_path: Path) -> None:
 
 def test_phase_2_puts_measured_figures_beside_the_forecast(record: dict[str, Any]) -> None:
     result, _ = build_result()
+    result["rules"]["name"] = "emc2-2027"
     page = build_phase_page(record, result)
     score = result["score"]
     assert "Phase 2 report" in page
+    assert "Draft memory M, measured" in page
     assert "Score, measured" in page
     assert f"{score['value']:.1f} ({score['low']:.1f} to {score['high']:.1f})" in page
     off = record["score"]["expected"] / score["value"] - 1
     assert f"{off:+.1%}" in page
+    assert "The run" in page  # its target is another than the report's: said, not hidden
     bare = copy.deepcopy(result)
     bare["score"] = None
     assert "not measured" in build_phase_page(record, bare)
@@ -122,3 +125,10 @@ def test_a_wrong_source_gets_a_message(tmp_path: Path, old: str, new: str, messa
 def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
         read_phase(tmp_path / "none.toml")
+
+
+def test_a_run_of_another_contest_is_refused(record: dict[str, Any]) -> None:
+    result, _ = build_result()
+    result["rules"]["name"] = "other"
+    with pytest.raises(ResultError, match="scored by other"):
+        build_phase_page(record, result)
