@@ -128,17 +128,23 @@ def _build_tiles(
     if own is not None:
         tiles[0] = {
             "title": "Draft memory M, measured",
-            "value": f"{own / 1e9:.3g} GB",
-            "note": f"{memory / 1e9:.3g} GB was foreseen, {context}",
+            "value": _size(own),
+            "note": f"{_size(memory)} was foreseen, {context}",
         }
     own = pick_number(result, "arms", "candidate", "step_ms")
     if own is not None:
         tiles[1] = {
             "title": "Step time, measured",
-            "value": f"{own:.3g} ms",
-            "note": f"{step:.3g} ms was foreseen",
+            "value": f"{own:.1f} ms",
+            "note": f"{step:.1f} ms was foreseen",
         }
     return tiles
+
+
+def _size(num_bytes: float) -> str:
+    if num_bytes >= 1e8:
+        return f"{num_bytes / 1e9:.2f} GB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,.0f} bytes"
 
 
 def _split(text: str) -> list[str]:
