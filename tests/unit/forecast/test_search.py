@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +172,24 @@ def test_the_plot_shows_every_point_of_the_frontier() -> None:
     edge = next(e for e in root.iter() if e.get("class") == "edge")
     assert len(edge.get("points", "").split()) == len(record["frontier"])
     assert '<b>&"x' in (root.get("aria-label") or "")
+
+
+def test_one_forecast_from_a_cold_start_takes_under_a_second(tmp_path: Path) -> None:
+    """Processor time of the whole process, the fastest of three; a busy machine only waits."""
+    (tmp_path / "d.toml").write_text('family = "eagle3"\nnum_speculative_tokens = 3\n')
+    words = ["forecast", str(tmp_path / "d.toml"), "--target", "qwen3.8-27b"]
+    code = (
+        f"import sys; sys.argv = ['paceline', *{words!r}]\n"
+        "import atexit; from paceline.cli import main\n"
+        "atexit.register(lambda: print(*[m for m in ('torch', 'scipy', 'matplotlib', 'vllm')"
+        " if m in sys.modules], 'loaded'))\nmain()"
+    )
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "loaded"
+        taken.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(taken) < 1.0
