@@ -11,6 +11,7 @@ results.jsonl        the ledger
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import socket
@@ -81,8 +82,9 @@ def clear_old_copies(home: Home) -> None:
     """Removes copies of drafts that were killed on their way in, once they are a day old."""
     with storage_errors(home.path):
         for half in home.drafts_dir.glob(".incoming-*"):
-            if time.time() - half.stat().st_mtime > _COPY_S:
-                shutil.rmtree(half, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # it came to its end meanwhile
+                if time.time() - half.stat().st_mtime > _COPY_S:
+                    shutil.rmtree(half, ignore_errors=True)
 
 
 def try_lock(home: Home, name: str) -> IO[str] | None:

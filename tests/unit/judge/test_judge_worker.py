@@ -428,3 +428,16 @@ def test_ids_that_look_like_code_are_no_keys_of_a_sealed_result(tmp_path: Path) 
         "command": ["paceline", "judge", "run"],
         "inputs": {},
     }
+
+
+def test_copies_on_their_way_in_are_left_until_they_are_old(court: Court, tmp_path: Path) -> None:
+    enter(court, tmp_path)
+    fresh, old = (court.home.drafts_dir / f".incoming-{name}" for name in ("fresh", "old"))
+    for folder in (fresh, old):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    # one that ends while it is looked at: found by its name, gone when its age is asked for
+    (court.home.drafts_dir / ".incoming-gone").symlink_to(tmp_path / "nowhere")
+    assert run_worker(court) == 1
+    assert fresh.exists()
+    assert not old.exists()
