@@ -24,7 +24,7 @@ def forecast(
     designs: Annotated[
         list[Path] | None, typer.Argument(help="DESIGN.toml: family, K and sizes.")
     ] = None,
-    rules: Annotated[str, typer.Option("--rules", help="Contest rules.")] = "emc2-2027",
+    rules: Annotated[str | None, typer.Option("--rules", help="Contest rules; emc2-2027.")] = None,
     baseline: Annotated[
         Path | None,
         typer.Option("--baseline", help="The baseline's DESIGN.toml; else the target's MTP head."),
@@ -34,8 +34,8 @@ def forecast(
         typer.Option("--baseline-acceptance", help="Assumed length of the baseline; 2.8."),
     ] = None,
     bandwidth: Annotated[
-        float, typer.Option("--bandwidth", help="Assumed bandwidth in GB/s.")
-    ] = 3500.0,
+        float | None, typer.Option("--bandwidth", help="Assumed bandwidth in GB/s; 3500.")
+    ] = None,
     step_model: Annotated[
         Path | None, typer.Option("--step-model", help="Step times by a model that --fit wrote.")
     ] = None,
@@ -107,6 +107,12 @@ def forecast(
     _refuse(mode, baseline, "--baseline", ("",))
     _refuse(mode, baseline_acceptance, "--baseline-acceptance", ("",))
     _refuse(mode, step_model, "--step-model", ("", "--search"))
+    _refuse(mode, bandwidth, "--bandwidth", ("", "--search"))
+    _refuse(mode, rules, "--rules", ("", "--search", "--measure"))
+    if bandwidth is not None and step_model is not None:
+        raise PlanError("--bandwidth has no effect with --step-model", fix="Leave it out.")
+    rules = rules or "emc2-2027"
+    bandwidth = 3500.0 if bandwidth is None else bandwidth
     _refuse(mode, as_json or None, "--json", ("", "--search"))
     if search is not None:
         _search(search, target, rules, bandwidth, step_model, out, as_json)
