@@ -6,6 +6,7 @@ configurations that the fit has not seen: each (target, design, K) is left out o
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 _MIN_FOR_HELD_OUT = 4
+_LEAN = 0.01
+_NUM_BYTES = 4  # the first of FEATURES are bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +116,13 @@ def build_points(
     return points
 
 
-def solve_costs(points: Sequence[FitPoint]) -> dict[str, float]:
-    """Costs by FEATURES, none negative, that make the mean square of relative errors least."""
+def solve_costs(points: Sequence[FitPoint], *, lean: float = _LEAN) -> dict[str, float]:
+    """Costs by FEATURES, none negative, that make the mean square of relative errors least.
+
+    Some kinds of work never vary without another, and then no measurement can tell their costs
+    apart. So each cost leans, with weight `lean` against a relative error, to one bandwidth for all
+    bytes (what fits best alone) and to nothing for the rest; 0 for plain least squares.
+    """
     try:
         import numpy
         from scipy.optimize import lsq_linear
@@ -125,18 +133,21 @@ def solve_costs(points: Sequence[FitPoint]) -> dict[str, float]:
     rows = numpy.array([list_features(point.work) for point in points], dtype=numpy.float64)
     times = numpy.array([point.step_ms for point in points], dtype=numpy.float64)
     rows = rows / times[:, None]
-    scale = numpy.abs(rows).max(axis=0)
+    scale = rows.mean(axis=0)
     used = scale > 0  # a kind of work that never occurred has no cost to find
+    total = rows[:, :_NUM_BYTES].sum(axis=1)
+    roofline = float(total.sum() / (total @ total)) if total.any() else 0.0
+    prior = numpy.where(numpy.arange(len(FEATURES)) < _NUM_BYTES, roofline, 0.0)
+    weight = lean * math.sqrt(len(points))
+    found = lsq_linear(
+        numpy.vstack([rows[:, used] / scale[used], weight * numpy.eye(int(used.sum()))]),
+        numpy.concatenate([numpy.ones(len(points)), weight * (prior * scale)[used]]),
+        bounds=(0.0, numpy.inf),
+        method="bvls",
+        tol=1e-12,
+    )
     costs = numpy.zeros(len(FEATURES))
-    if used.any():
-        found = lsq_linear(
-            rows[:, used] / scale[used],
-            numpy.ones(len(points)),
-            bounds=(0.0, numpy.inf),
-            method="bvls",
-            tol=1e-12,
-        )
-        costs[used] = found.x / scale[used]
+    costs[used] = found.x / scale[used]
     return {name: float(max(0.0, cost)) for name, cost in zip(FEATURES, costs, strict=True)}
 
 

@@ -92,7 +92,8 @@ def test_costs_by_hand() -> None:
         [
             _point("a", 7.0, target_bytes=10 * 10**9),
             _point("b", 12.0, target_bytes=20 * 10**9),
-        ]
+        ],
+        lean=0.0,
     )
     assert costs["target_gb"] == pytest.approx(0.5)
     assert costs["step"] == pytest.approx(2.0)
@@ -106,11 +107,26 @@ def test_no_cost_is_below_zero() -> None:
         [
             _point("a", 4.0, cache_bytes=10**9),
             _point("b", 2.0, cache_bytes=2 * 10**9),
-        ]
+        ],
+        lean=0.0,
     )
     assert all(cost >= 0 for cost in costs.values())
     assert costs["cache_gb"] == pytest.approx(0.0, abs=1e-9)
     assert costs["step"] == pytest.approx(2.4)
+
+
+def test_what_no_measurement_tells_apart_leans_to_one_bandwidth() -> None:
+    """Cache and weights always move together, 1 GB of each in 4 ms and 2 in 8: one bandwidth of
+    2 ms a GB for both, and nothing for the rest."""
+    costs = solve_costs(
+        [
+            _point("a", 4.0, target_bytes=10**9, cache_bytes=10**9),
+            _point("b", 8.0, target_bytes=2 * 10**9, cache_bytes=2 * 10**9),
+        ]
+    )
+    assert costs["target_gb"] == pytest.approx(2.0)
+    assert costs["cache_gb"] == pytest.approx(2.0)
+    assert costs["step"] == pytest.approx(0.0, abs=1e-9)
 
 
 def _synthetic(noise: float) -> list[FitPoint]:
@@ -152,8 +168,8 @@ def test_held_out_error_is_of_configurations_left_out() -> None:
     points = [_point(str(n), 1.0 + n, target_bytes=n * 10**9) for n in range(1, 6)]
     points.append(_point("only", 10.0, target_bytes=10**9, head_bytes=10**9))
     alone = fit_step_model(points, machine="m", targets=["t"])
-    assert alone.fit_worst == pytest.approx(0.0, abs=1e-6)
-    assert alone.held_out_worst == pytest.approx(0.8)  # 2 ms foreseen, 10 measured
+    assert alone.fit_worst == pytest.approx(0.0, abs=1e-3)
+    assert alone.held_out_worst == pytest.approx(0.8, abs=1e-3)  # 2 ms foreseen, 10 measured
     few = fit_step_model(points[:3], machine="m", targets=["t"])
     assert few.held_out_median is None
     assert "not measured" in few.describe()
