@@ -28,7 +28,14 @@ from paceline.serve.install import VLLM_VERSION, require_vllm
 from paceline.serve.plan import Plan, build_plan
 from paceline.target import TargetFacts, read_target
 
-__all__ = ["ShapeDraft", "find_machine", "open_shape", "write_shape_draft", "write_shape_target"]
+__all__ = [
+    "ShapeDraft",
+    "find_machine",
+    "open_shape",
+    "plan_shape",
+    "write_shape_draft",
+    "write_shape_target",
+]
 
 _BLOCK_ELEMENTS = 1 << 22
 _ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1}
@@ -163,8 +170,8 @@ def _random_blocks() -> dict[str, bytes]:
     }
 
 
-@contextlib.contextmanager
-def open_shape(
+def plan_shape(
+    folder: Path,
     target: TargetFacts,
     draft: ShapeDraft | None,
     *,
@@ -172,18 +179,15 @@ def open_shape(
     device: str,
     max_model_len: int,
     kv_cache_bytes: int,
-    log_path: str | Path,
     enforce_eager: bool | None = None,
     num_threads: int | None = None,
-) -> Iterator[VllmEndpoint]:
-    """One started engine on the shape; ended, with its folders, when the block ends.
+) -> Plan:
+    """The plan of one engine by shape; target and draft are written into `folder`.
 
     acceptance_length: bonus token included, between 1 and K + 1; None without a draft and on a CPU,
-    where vLLM cannot be told.
-    kv_cache_bytes: of the pool, stated, so that two engines fit one device. Raises PlanError before
-    anything starts, EngineError afterwards.
+    where vLLM cannot be told. kv_cache_bytes: of the pool, stated, so that two engines fit one
+    device. Raises PlanError for what does not go together, and what writing a draft raises.
     """
-    require_vllm(device)
     decreed = draft is not None and device == "cuda"
     if decreed != (acceptance_length is not None):
         raise PlanError(
@@ -199,21 +203,39 @@ def open_shape(
                 f"the acceptance length is {acceptance_length:g} with K = {k}",
                 expected=f"1 to {k + 1}",
             )
+    facts = write_shape_target(folder / "target", target)
+    served = None if draft is None else _make_draft(folder / "draft", draft, facts)
+    plan = build_plan(
+        facts,
+        served,
+        device=device,
+        max_model_len=max_model_len,
+        enforce_eager=enforce_eager,
+        kv_cache_bytes=kv_cache_bytes,
+        max_num_seqs=1,
+        num_threads=num_threads,
+    )
+    return _by_shape(plan, draft, acceptance_length)
+
+
+@contextlib.contextmanager
+def open_shape(
+    target: TargetFacts,
+    draft: ShapeDraft | None,
+    *,
+    log_path: str | Path,
+    device: str,
+    **settings: Any,
+) -> Iterator[VllmEndpoint]:
+    """One started engine on the shape; ended, with its folders, when the block ends.
+
+    settings: of `plan_shape`. Raises PlanError before anything starts, EngineError afterwards.
+    """
+    require_vllm(device)
     work = Path(tempfile.mkdtemp(prefix="paceline-shape-"))
     try:
-        facts = write_shape_target(work / "target", target)
-        served = None if draft is None else _make_draft(work / "draft", draft, facts)
-        plan = build_plan(
-            facts,
-            served,
-            device=device,
-            max_model_len=max_model_len,
-            enforce_eager=enforce_eager,
-            kv_cache_bytes=kv_cache_bytes,
-            max_num_seqs=1,
-            num_threads=num_threads,
-        )
-        with launch(_by_shape(plan, draft, acceptance_length), log_path=log_path) as endpoint:
+        plan = plan_shape(work, target, draft, device=device, **settings)
+        with launch(plan, log_path=log_path) as endpoint:
             if endpoint.facts.vllm_version.partition("+")[0] != VLLM_VERSION:
                 raise EngineError(
                     f"vLLM {endpoint.facts.vllm_version} answered", expected=VLLM_VERSION
