@@ -19,8 +19,9 @@ import pytest
 
 from paceline.acceptance import build_acceptance, count_decode_steps
 from paceline.draft import Draft, read_draft
-from paceline.endpoint import Request
+from paceline.endpoint import Request, Sampling
 from paceline.errors import DraftError, EngineError
+from paceline.eval import ask_server, find_model
 from paceline.serve import VllmEndpoint, build_plan, start
 from paceline.serve.process import session_members
 from paceline.target import TargetFacts
@@ -224,6 +225,13 @@ def test_http_server_answers_and_leaves_nothing(
         reply = json.load(answer)
     assert reply["usage"]["completion_tokens"] == 8
     assert reply["metrics"]["speculative_decoding"]["num_spec_tokens"] == 3
+    asked = Request(
+        request_id="r", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=8, ignore_eos=True)
+    )
+    address = f"http://127.0.0.1:{port}/v1"
+    timing = ask_server(address, find_model(address))(asked)  # as `paceline bench --url` asks
+    assert timing.num_tokens == 8
+    assert 0 < timing.ttft_ms < timing.latency_ms
     servers = [pid for pid in _children(operator.pid) if session_members(pid)]
     assert servers
     operator.send_signal(signal.SIGINT)
