@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline.forecast import CachePlan, parse_design, read_shape
+from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
 from paceline.forecast.cache import LayerCache, group_layers, measure_cache
 from paceline.forecast.memory import all_layers
 
@@ -22,9 +25,9 @@ DESIGNS = {
     "mtp": "",
     "eagle3 of the target's geometry": "",
     "eagle3 of its own geometry": "num_heads = 16\nnum_kv_heads = 8\nhead_dim = 128\n",
-    "eagle3 with narrow keys": "num_heads = 12\nnum_kv_heads = 2\nhead_dim = 128\n",
-    "eagle3 with pages that do not divide": "num_heads = 12\nnum_kv_heads = 3\nhead_dim = 128\n",
-    "eagle3 with wide keys": "num_heads = 24\nnum_kv_heads = 12\nhead_dim = 256\n",
+    "eagle3 with narrow keys": "num_heads = 16\nnum_kv_heads = 2\nhead_dim = 128\n",
+    "dflash with pages that do not divide": "num_heads = 12\nnum_kv_heads = 3\nhead_dim = 128\n",
+    "dflash with wide keys": "num_heads = 24\nnum_kv_heads = 12\nhead_dim = 256\n",
     "eagle3 in fp8": 'kv_dtype = "fp8"\n',
     "dflash five layers": "num_layers = 5\nnum_heads = 32\nnum_kv_heads = 8\nhead_dim = 128\n",
     "dflash sliding": "num_layers = 2\nwindow = 2048\n",
@@ -154,3 +157,84 @@ def test_any_mix_of_layers_equals_vllm() -> None:
         total, counts = _vllm_bytes(layers, shape, k, context=context, in_flight=in_flight)
         assert [group.num_layers for group in group_layers(layers)] == counts, layers
         assert use.total_bytes == total, layers
+
+
+@pytest.mark.parametrize(("device", "configured"), [("cuda", 16), ("cpu", 128)])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("target", ["qwen3.8-27b", "qwen3.5-4b"])
+def test_block_size_equals_the_platforms(
+    target: str, kv_dtype: str, device: str, configured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own alignment, told the shape; kernels take multiples of 16 (CUDA) and 32 (CPU)."""
+    import torch
+    import vllm.config.vllm
+    import vllm.model_executor.models
+    from vllm.platforms.interface import Platform
+    from vllm.v1.attention.backend import MultipleOf
+
+    shape = read_shape(target)
+    facts = shape.facts
+    backend = SimpleNamespace(
+        customize_spec=lambda spec: spec,
+        get_supported_kernel_block_sizes=lambda: [MultipleOf(16 if device == "cuda" else 32)],
+    )
+    monkeypatch.setattr(vllm.config.vllm, "set_current_vllm_config", lambda _: nullcontext())
+    for k in range(13):
+        layers = all_layers(None, shape, CachePlan(device=device, kv_dtype=kv_dtype), k)
+        state = next(layer for layer in layers if layer.kind == "state")
+        spec = _spec(state, shape, k)
+        model = SimpleNamespace(
+            get_mamba_state_shape_from_config=lambda _, spec=spec: spec.shapes,
+            get_mamba_state_dtype_from_config=lambda _, spec=spec: spec.dtypes,
+        )
+        monkeypatch.setattr(
+            vllm.model_executor.models.ModelRegistry,
+            "resolve_model_cls",
+            lambda *_, model=model, **__: (model, ""),
+        )
+        cache = SimpleNamespace(
+            block_size=configured,
+            cache_dtype="auto" if kv_dtype == "bfloat16" else "fp8",
+            mamba_block_size=None,
+            mamba_cache_mode="none",
+            mamba_page_size_padded=None,
+            user_specified_mamba_block_size=False,
+        )
+        config = SimpleNamespace(
+            cache_config=cache,
+            parallel_config=None,
+            model_config=SimpleNamespace(
+                dtype=torch.bfloat16,
+                use_mla=False,
+                architecture=facts.architecture,
+                get_num_kv_heads=lambda _: facts.num_key_value_heads,
+                get_head_size=lambda: facts.head_dim,
+            ),
+        )
+        Platform._align_hybrid_block_size(config, backend)  # type: ignore[arg-type]
+        assert max(layer.block_tokens for layer in layers) == cache.block_size
+        assert state.page_bytes == (cache.mamba_page_size_padded or spec.real_page_size_bytes)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_one_eagle3_layer_of_smollm2_takes_12_mib(device: str, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape, plan = read_shape(tmp_path), CachePlan(device=device)
+    design = parse_design('family = "eagle3"\nnum_speculative_tokens = 3\n', shape)
+    with_draft, _ = _vllm_bytes(all_layers(design, shape, plan, 3), shape, 3)
+    without, _ = _vllm_bytes(all_layers(None, shape, plan, 0), shape, 0)
+    memory = measure_memory(design, shape, context_tokens=CONTEXT, plan=plan)
+    assert with_draft - without == memory.kv_bytes == 12 * 2**20
