@@ -81,8 +81,20 @@ def find_machine(device: str) -> str:
 
 
 def write_shape_target(folder: Path, facts: TargetFacts) -> TargetFacts:
-    """A folder with the target's config.json alone, as facts that a plan takes."""
+    """A folder with the target's config.json alone, as facts that a plan takes.
+
+    Without M-RoPE: a text's positions are the same in all its parts, so the rotation is the plain
+    one, and vLLM's text-only classes are not made for it.
+    """
     config = {key: value for key, value in facts.config.items() if not key.startswith("_")}
+    levels = [config]
+    if isinstance(config.get("text_config"), dict):
+        config["text_config"] = dict(config["text_config"])
+        levels.append(config["text_config"])
+    for level in levels:
+        for key in ("rope_parameters", "rope_scaling"):
+            if isinstance(level.get(key), dict):
+                level[key] = {k: v for k, v in level[key].items() if not k.startswith("mrope")}
     write_json(folder / "config.json", config)
     return dataclasses.replace(read_target(folder, require_weights=False), name=facts.name)
 

@@ -52,7 +52,9 @@ def test_the_native_head_by_decree(tmp_path: Path) -> None:
     assert speculative["synthetic_acceptance_length"] == 2.8
     assert "model" not in speculative  # the target's own head
     assert not (tmp_path / "draft").exists()
-    assert (tmp_path / "target" / "config.json").exists()
+    config = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert config["rope_parameters"]["partial_rotary_factor"] == 0.25
+    assert not [key for key in config["rope_parameters"] if key.startswith("mrope")]
 
 
 def test_a_draft_is_a_folder_and_keeps_its_own_loader(tmp_path: Path) -> None:
