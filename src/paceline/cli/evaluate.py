@@ -132,7 +132,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of a team's report.")] = None,
 ) -> None:
-    """Print a run's report and write its report.html again; or write a team's report."""
+    """Write a run's report.html again, or a team's report."""
     from paceline.records import read_json
     from paceline.report import print_report, write_report
 

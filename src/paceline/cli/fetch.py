@@ -27,7 +27,7 @@ def fetch(
         Path | None, typer.Option("--verify", help="Hash a fetched folder again; fetch nothing.")
     ] = None,
 ) -> None:
-    """Fetch a repository of the Hugging Face Hub at one commit; nothing in it is run.
+    """Fetch one commit of a repository on the Hub; run nothing.
 
     The folder appears whole or not at all. DIR.fetch.json beside it keeps every file's sha256.
     """

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Take submissions, measure them one by one, publish the results."
-)
+app = typer.Typer(no_args_is_help=True, help="Take submissions, measure them, publish the results.")
 
 _Home = Annotated[Path, typer.Option("--home", help="The judge's folder; workers share it.")]
 _Queue = Annotated[
@@ -40,7 +38,7 @@ def add(
     home: _Home = _DEFAULT_HOME,
     queue: _Queue = None,
 ) -> None:
-    """Enter a draft: copied, checked and put into the queue under its content hash."""
+    """Enter a draft: copied, checked, queued by content."""
     from paceline.judge import submit_draft
     from paceline.records import clear_folder
     from paceline.rules import read_rules
@@ -190,7 +188,7 @@ def publish(
     home: _Home = _DEFAULT_HOME,
     queue: _Queue = None,
 ) -> None:
-    """Write the signed results and each entry's report to a folder for the public."""
+    """Write signed results and reports for the public."""
     from paceline.judge import publish_results, read_ledger
 
     place, opened = _open(home, queue, None)

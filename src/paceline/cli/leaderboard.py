@@ -23,7 +23,7 @@ def leaderboard(
     out: Annotated[Path, typer.Option("--out", help="The site's folder; an earlier one goes.")],
     rules: Annotated[str, typer.Option("--rules", help="Rules by name or file.")] = "emc2-2027",
 ) -> None:
-    """Rank results on a page with ties, plots, every entry's report and the contest's rules.
+    """Rank results on a page, ties, plots and reports included.
 
     Ties are found by differences that are paired by prompt; where results cannot be paired, by
     each entry's own interval.

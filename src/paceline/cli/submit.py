@@ -25,7 +25,7 @@ def submit(
         bool, typer.Option("--listed", help="Make the page visible; the files stay gated.")
     ] = False,
 ) -> None:
-    """Validate a draft, upload it to a gated repository, and prove it by fetching it back.
+    """Validate a draft, upload it gated, fetch it back.
 
     The last line is owner/name@commit, which is what a contest asks for. A draft that does not
     validate is not uploaded. The token is HF_TOKEN, or that of `hf auth login`.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from paceline.forecast.design import build_design
 from paceline.forecast.measure import Measured
 from paceline.forecast.memory import measure_memory
 from paceline.forecast.shape import CachePlan, TargetShape
 from paceline.forecast.steps import StepPoint, StepRun
 
-__all__ = ["describe_measured", "describe_memory"]
+__all__ = ["describe_measured", "describe_memory", "shape_as_run"]
 
 
 def describe_measured(
@@ -34,6 +36,7 @@ def describe_memory(run: StepRun, shape: TargetShape) -> str:
     assert run.memory is not None
     total = run.memory["total_bytes"]
     device = "cpu" if run.machine.startswith("cpu ") else "cuda"
+    shape = shape_as_run(shape)
     foreseen = measure_memory(
         build_design(run.settings, shape, where=run.name),
         shape,
@@ -42,6 +45,12 @@ def describe_memory(run: StepRun, shape: TargetShape) -> str:
     ).total_bytes
     off = f"{foreseen / total - 1:+.2%}" if total else "both nothing" if not foreseen else "all"
     return f"{total:,} bytes held, {foreseen:,} foreseen ({off})"
+
+
+def shape_as_run(shape: TargetShape) -> TargetShape:
+    """Runs by shape leave M-RoPE out, and then a draft may share the target's rotary table."""
+    rope = {k: v for k, v in shape.facts.rope_parameters.items() if not k.startswith("mrope")}
+    return dataclasses.replace(shape, facts=dataclasses.replace(shape.facts, rope_parameters=rope))
 
 
 def _what(run: StepRun) -> str:

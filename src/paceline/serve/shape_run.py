@@ -84,7 +84,7 @@ def write_shape_target(folder: Path, facts: TargetFacts) -> TargetFacts:
     """A folder with the target's config.json alone, as facts that a plan takes.
 
     Without M-RoPE: a text's positions are the same in all its parts, so the rotation is the plain
-    one, and vLLM's text-only classes are not made for it.
+    one; and with it the CPU build's engine of a text-only class died while generating.
     """
     config = {key: value for key, value in facts.config.items() if not key.startswith("_")}
     levels = [config]
