@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _KEYS = ("lengths", "num_repeats", "max_tokens", "reference", "configurations", "target")
+_MIN_MODEL_LEN = 2048
 _OWN = ("name", "acceptance_length", "minutes")
 
 
@@ -51,7 +52,9 @@ class MeasurePlan:
 
     @property
     def max_model_len(self) -> int:
-        return max(self.lengths) + self.max_tokens + 32
+        """Room for the longest request, and never less than a block of the cache: an engine whose
+        longest sequence is shorter than one counts its pool in another way."""
+        return max(_MIN_MODEL_LEN, max(self.lengths) + self.max_tokens + 32)
 
     def without_decree(self) -> MeasurePlan:
         """The same plan for an engine that cannot be told what to accept: vLLM's CPU build."""
