@@ -169,7 +169,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
     """Acceptance on held-out prompts, greedy, and the replay of the very steps."""
-    k, config = args.k, {"method": args.family, "num_speculative_tokens": args.k}
+    method = args.family.removesuffix("-narrow")
+    k, config = args.k, {"method": method, "num_speculative_tokens": args.k}
     if args.family == "native":
         config["method"] = "mtp"
     else:
@@ -219,7 +220,9 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/pocket-drafts"))
     parser.add_argument("--stage", choices=list(STAGES), required=True)
-    parser.add_argument("--family", choices=("native", "mtp", "eagle3"), default="mtp")
+    parser.add_argument(
+        "--family", choices=("native", "mtp", "eagle3", "eagle3-narrow"), default="mtp"
+    )
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--num-steps", type=int)

@@ -9,7 +9,10 @@
 
     [draft]
     draft_vocab_size = 8192         # left out: the target's whole vocabulary, its own head shared
-    intermediate_size = 1536        # left out: the target's
+    intermediate_size = 1536        # left out: the target's; so are the three below
+    num_attention_heads = 9
+    num_key_value_heads = 3         # fewer or narrower ones: a smaller cache
+    head_dim = 64
     aux_layer_ids = [2, 15, 27]     # i = the residual stream after i target layers
     num_speculative_tokens = 3
 
@@ -77,6 +80,9 @@ class DraftShape:
     num_speculative_tokens: int
     draft_vocab_size: int | None = None
     intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
     aux_layer_ids: tuple[int, ...] | None = None
     norm_before_residual: bool = False
 
@@ -271,6 +277,12 @@ def _check(recipe: Recipe, where: str) -> None:
             f"{num_weights} positive numbers, one a drafted token",
         ),
     ]
+    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        size = getattr(draft, name)
+        checks.append((size is None or size >= 1, f"draft.{name}", size, "at least 1"))
+    width = draft.head_dim
+    even = width is None or (width >= 2 and width % 2 == 0)
+    checks.append((even, "draft.head_dim", width, "an even number above 0"))
     for name in ("num_epochs", "num_steps"):
         count = getattr(optim, name)
         checks.append((count is None or count >= 1, f"optim.{name}", count, "at least 1"))

@@ -178,6 +178,9 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
         aux_layer_ids=aux_layer_ids,
         draft_vocab_size=shape.draft_vocab_size,
         intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
         norm_before_residual=shape.norm_before_residual,
     )
     draft_tokens = None
@@ -196,7 +199,8 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
 def _require_no_shape(recipe: Recipe) -> None:
     """An MTP head has the target's sizes: vLLM builds it from the target's config."""
     shape = recipe.draft
-    for key in ("draft_vocab_size", "intermediate_size", "aux_layer_ids"):
+    sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    for key in ("draft_vocab_size", "intermediate_size", *sizes, "aux_layer_ids"):
         if getattr(shape, key) is not None:
             raise RecipeError(
                 f"key 'draft.{key}' has no effect on family mtp",

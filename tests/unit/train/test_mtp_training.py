@@ -166,7 +166,12 @@ def test_a_trained_head_can_be_stitched(
 
 @pytest.mark.parametrize(
     "draft",
-    [{"draft_vocab_size": 32}, {"intermediate_size": 64}, {"aux_layer_ids": [1, 2]}],
+    [
+        {"draft_vocab_size": 32},
+        {"intermediate_size": 64},
+        {"head_dim": 32},
+        {"aux_layer_ids": [1, 2]},
+    ],
 )
 def test_a_setting_without_effect_is_refused(
     target: TargetFacts, trained: dict[str, Any], tmp_path: Path, draft: dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import make_recipe
 
-from paceline.draft import Draft
+from paceline.draft import Draft, read_draft
 from paceline.errors import DataError, RecipeError, StorageError
 from paceline.target import TargetFacts
 from paceline.train import Recipe, train_draft
@@ -191,6 +191,30 @@ def test_record_says_where_the_draft_came_from(
             data_dir,
             tmp_path / "third",
         )
+
+
+def test_a_draft_with_heads_of_its_own(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    """Fewer and narrower key-value heads; what does not fit starts at random."""
+    recipe = make_recipe(
+        optim__num_steps=2,
+        optim__num_epochs=None,
+        draft__num_attention_heads=2,
+        draft__num_key_value_heads=1,
+        draft__head_dim=8,
+    )
+    draft, _ = train(recipe, target, data_dir, tmp_path / "narrow")
+    assert draft is not None
+    assert draft.tensors["midlayer.self_attn.k_proj.weight"].shape == (8, 2 * target.hidden_size)
+    assert draft.tensors["midlayer.self_attn.o_proj.weight"].shape == (target.hidden_size, 16)
+    assert read_draft(tmp_path / "narrow").config["head_dim"] == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("head_dim", 7), ("head_dim", 0), ("num_key_value_heads", 0)]
+)
+def test_sizes_that_cannot_be_are_named(key: str, value: int) -> None:
+    with pytest.raises(RecipeError, match=rf"draft\.{key}"):
+        make_recipe(**{f"draft__{key}": value})
 
 
 def edit_record(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
