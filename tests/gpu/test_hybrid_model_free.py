@@ -89,7 +89,10 @@ def build_requests(target: TargetFacts, count: int) -> list[Request]:
         from paceline.data import read_prompts
 
         asked = read_prompts(f"train:{count}").prompts
-        prompts = [request.prompt_ids for request in build(asked, target, sampling)]
+        template = target.path / "chat_template.jinja"
+        switch = template.is_file() and "enable_thinking" in template.read_text()
+        built = build(asked, target, sampling, thinking="off" if switch else "none")
+        prompts = [request.prompt_ids for request in built]
     return [
         Request(request_id=str(number), prompt_ids=prompt, sampling=sampling)
         for number, prompt in enumerate(prompts)
