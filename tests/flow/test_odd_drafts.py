@@ -32,6 +32,7 @@ def test_vllm_loads_every_odd_draft(tmp_path: Path) -> None:
                 "settings": {"method": "eagle3", "num_speculative_tokens": 3},
                 "weights": [],
                 "configs": [],
+                "folders": [],
             }
         )
     (tmp_path / "asked.json").write_text(json.dumps(asked))
