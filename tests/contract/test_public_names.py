@@ -20,6 +20,7 @@ NAMES: dict[str, list[str]] = {
         "contamination",
         "expand_prompts",
         "open_tokenizer",
+        "plain_thinking",
         "read_data_record",
         "read_prompts",
         "read_rows",

@@ -129,7 +129,7 @@ def _with_unreached(
 def _build_test(
     target: TargetFacts, draft: Draft, context_tokens: int, run_tokens: int | None
 ) -> SmokeTest:
-    from paceline.data import build_requests, read_prompts
+    from paceline.data import build_requests, plain_thinking, read_prompts
     from paceline.endpoint import Request, Sampling
     from paceline.serve import SmokeTest
 
@@ -143,12 +143,13 @@ def _build_test(
         )
     sampling = Sampling(max_tokens=_NUM_TOKENS)
     prompts = read_prompts("demo-eval").prompts[:_NUM_PROMPTS]
-    many = build_requests(read_prompts("train:400").prompts, target, sampling)
+    thinking = plain_thinking(target)
+    many = build_requests(read_prompts("train:400").prompts, target, sampling, thinking=thinking)
     ids = [token for request in many for token in request.prompt_ids]
     ids *= -(-length // len(ids))
     long_sampling = Sampling(max_tokens=_NUM_LONG_TOKENS, ignore_eos=True)
     return SmokeTest(
-        requests=tuple(build_requests(prompts, target, sampling)),
+        requests=tuple(build_requests(prompts, target, sampling, thinking=thinking)),
         long_request=Request(
             request_id="long", prompt_ids=tuple(ids[:length]), sampling=long_sampling
         ),

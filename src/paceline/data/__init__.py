@@ -8,7 +8,13 @@ from paceline.data.prompt import Prompt
 from paceline.data.prompt_set import PromptSet, read_prompts, require_few_rejected
 from paceline.data.rows import Row, read_data_record, read_rows
 from paceline.data.show import show_rows
-from paceline.data.tokens import ChatTokenizer, Thinking, build_requests, open_tokenizer
+from paceline.data.tokens import (
+    ChatTokenizer,
+    Thinking,
+    build_requests,
+    open_tokenizer,
+    plain_thinking,
+)
 
 __all__ = [
     "CATEGORIES",
@@ -23,6 +29,7 @@ __all__ = [
     "contamination",
     "expand_prompts",
     "open_tokenizer",
+    "plain_thinking",
     "read_data_record",
     "read_prompts",
     "read_rows",

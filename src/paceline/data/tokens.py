@@ -22,6 +22,7 @@ __all__ = [
     "build_requests",
     "open_decoder",
     "open_tokenizer",
+    "plain_thinking",
 ]
 
 Thinking = Literal["none", "on", "off"]
@@ -139,17 +140,13 @@ def open_tokenizer(target: TargetFacts, *, thinking: Thinking = "none") -> ChatT
     if thinking not in ("none", "on", "off"):
         raise DataError(f"thinking is {thinking!r}", expected="none, on or off")
     tokenizer = _load(str(target.path))
-    texts = {
-        mode: ChatTokenizer(tokenizer, target, mode).render(_PROBE, ask=True)
-        for mode in ("on", "off")
-    }
-    has_switch = texts["on"] != texts["off"]
+    has_switch = _has_switch(tokenizer, target)
     if has_switch and thinking == "none":
         raise DataError(
             "this target's template thinks or not, as it is told",
             where=str(target.path),
             expected="thinking on or off",
-            fix="Choose the mode that will be served.",
+            fix="Choose the mode that will be served (--thinking).",
         )
     if not has_switch and thinking != "none":
         raise DataError(
@@ -158,6 +155,20 @@ def open_tokenizer(target: TargetFacts, *, thinking: Thinking = "none") -> ChatT
             fix="Leave the thinking mode out.",
         )
     return ChatTokenizer(tokenizer, target, thinking)
+
+
+def _has_switch(tokenizer: Any, target: TargetFacts) -> bool:
+    modes: tuple[Thinking, Thinking] = ("on", "off")
+    on, off = (ChatTokenizer(tokenizer, target, mode).render(_PROBE, ask=True) for mode in modes)
+    return on != off
+
+
+def plain_thinking(target: TargetFacts) -> Thinking:
+    """The mode that asks for an answer at once: "off" where the template has a switch, else "none".
+
+    For requests whose text does not matter; whoever measures chooses. Raises as open_decoder does.
+    """
+    return "off" if _has_switch(_load(str(target.path)), target) else "none"
 
 
 def open_decoder(target: TargetFacts) -> Callable[[Sequence[int]], str]:

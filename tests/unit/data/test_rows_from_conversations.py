@@ -8,6 +8,7 @@ from toy_chat import ALWAYS_THINKS, FORGETS, PLAIN, START, SWITCH, make_chat_tar
 
 from paceline.data import (
     open_tokenizer,
+    plain_thinking,
     read_prompts,
     read_rows,
     rows_from_conversations,
@@ -122,6 +123,8 @@ def test_thinking_switch_must_be_chosen_and_have_an_effect(tmp_path: Path) -> No
     switch = make_chat_target(tmp_path / "switch", template=SWITCH)
     with pytest.raises(DataError, match="thinks or not, as it is told"):
         open_tokenizer(switch)
+    assert plain_thinking(switch) == "off"
+    assert plain_thinking(make_chat_target(tmp_path / "no-switch")) == "none"
     plain = make_chat_target(tmp_path / "plain")
     with pytest.raises(DataError, match="thinking off has no effect"):
         open_tokenizer(plain, thinking="off")
