@@ -70,7 +70,7 @@ def add_run(
         seen=seen,
         context_tokens=context_tokens,
         num_long_tokens=None if long is None else len(long.prompt_ids),
-        estimate_bytes=_read_estimate(report),
+        estimate_bytes=_foresee(report, target, draft, seen, context_tokens),
         is_hybrid=target.is_hybrid,
     )
     found = [
@@ -166,6 +166,23 @@ def _log_path(draft: Draft) -> Path:
     with storage_errors(path), contextlib.suppress(FileNotFoundError):
         path.unlink()
     return path
+
+
+def _foresee(
+    report: Report, target: TargetFacts, draft: Draft, seen: Observed, context_tokens: int
+) -> int | None:
+    """Draft memory in bytes. A hybrid target's pool is no sum of layers: there by the forecast."""
+    if not target.is_hybrid:
+        return _read_estimate(report)
+    if draft.family != "mtp" or seen.facts is None:
+        return None
+    from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
+
+    shape = read_shape(target.path)
+    text = f'family = "mtp"\nnum_speculative_tokens = {draft.num_speculative_tokens}\n'
+    plan = CachePlan(device=seen.facts.platform)
+    design = parse_design(text, shape)
+    return measure_memory(design, shape, context_tokens=context_tokens, plan=plan).total_bytes
 
 
 def _read_estimate(report: Report) -> int | None:

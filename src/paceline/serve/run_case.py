@@ -15,8 +15,8 @@ __all__ = ["RunCase", "Told", "finding"]
 class RunCase:
     """seen: what was observed of `draft`. context_tokens: the contest's length.
 
-    num_long_tokens: length of the one long prompt, None without one. estimate_bytes: by `mem.est`,
-    None where there is none. is_hybrid: of the target.
+    num_long_tokens: length of the one long prompt, None without one. estimate_bytes: memory as
+    foreseen, None where it is not. is_hybrid: of the target.
     """
 
     draft: Draft
@@ -28,11 +28,13 @@ class RunCase:
 
     @property
     def doubt(self) -> str | None:
-        """Severity of what was held against the engine for EAGLE-3 on plain targets only.
+        """Severity of what was held against the engine for EAGLE-3 on plain targets and for MTP.
 
         Elsewhere names and pools may differ for reasons of vLLM's: then it is a warning.
         """
-        return None if self.draft.family == "eagle3" and not self.is_hybrid else "warning"
+        family = self.draft.family
+        held = family == "mtp" or (family == "eagle3" and not self.is_hybrid)
+        return None if held else "warning"
 
 
 @dataclass(frozen=True, kw_only=True)

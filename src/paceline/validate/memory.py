@@ -47,13 +47,17 @@ def check_estimate(case: Case) -> Iterator[Finding]:
         for name, tensor in tensors.items()
     )
     cache = layers.count_bytes(tokens)
+    hybrid = case.target is not None and case.target.is_hybrid
+    more = (
+        "; K adds recurrent states on this hybrid target, and blocks change size" if hybrid else ""
+    )
     yield finding(
         "mem.est",
         "",
         f"by shape the draft holds {weights:,} bytes of weights and {cache:,} bytes of keys and"
-        f" values at {tokens:,} tokens",
+        f" values at {tokens:,} tokens{more}",
         found=f"{weights + cache:,} bytes",
-        fix="`paceline eval` measures it.",
+        fix="`paceline forecast` tells all of it, `paceline eval` measures it.",
     )
     baseline = _baseline_bytes(case.target, tokens) if case.baseline_family == "mtp" else None
     if baseline is not None and weights + cache > baseline:

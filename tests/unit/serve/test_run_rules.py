@@ -170,7 +170,12 @@ def test_memory_against_the_estimate(share: float, is_over: bool, draft: Draft) 
 
 @pytest.mark.parametrize(
     ("family", "is_hybrid", "severity"),
-    [("eagle3", False, None), ("eagle3", True, "warning"), ("mtp", False, "warning")],
+    [
+        ("eagle3", False, None),
+        ("eagle3", True, "warning"),
+        ("mtp", True, None),
+        ("medusa", False, "warning"),
+    ],
 )
 def test_what_was_not_held_against_the_engine_only_warns(
     family: str, is_hybrid: bool, severity: str | None, draft: Draft
@@ -247,6 +252,14 @@ def test_method_and_architecture(draft: Draft) -> None:
     found = told(case)["run.method"]
     assert "resolved method to 'ngram'" in found[0].problem.message
     assert found[1].problem.found == "LlamaForCausalLM"
+
+
+def test_an_mtp_head_by_the_name_that_vllm_gives_it(draft: Draft) -> None:
+    head = dataclasses.replace(
+        draft, family="mtp", config={**draft.config, "architectures": ["Qwen3_5ForCausalLM"]}
+    )
+    assert "run.method" not in told(build_case(head, architectures=("Qwen3_5MTP",)))
+    assert "run.method" in told(build_case(head, architectures=("Qwen3_5ForCausalLM",)))
 
 
 @pytest.mark.parametrize(
