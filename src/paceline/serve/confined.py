@@ -8,14 +8,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import paceline
-from paceline.endpoint import EngineFacts
 from paceline.errors import EngineError
 from paceline.records import storage_errors
 from paceline.serve.checks import check_plan
-from paceline.serve.endpoint import VllmEndpoint, check_facts, resolve_engine_args
+from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.install import engine_python
 from paceline.serve.plan import Plan
 from paceline.serve.process import EngineProcess, build_child_env
@@ -59,7 +57,10 @@ def open_confined(
             wrap=lambda command: wrap_command(command, sandbox),
         )
         watch = SandboxWatch(process.pid, memory_bytes=sandbox.memory_bytes, time_s=time_s)
-        yield _wait_ready(plan, process, staging)
+        begun = time.monotonic()
+        facts = await_facts(plan, process, staging, begun=begun, deadline=begun + _START_S)
+        check_facts(plan, facts)
+        yield VllmEndpoint(plan, process, facts, silence_s=_SILENCE_S)
     except EngineError as problem:
         if watch is None or not watch.ended_for:
             raise
@@ -75,24 +76,6 @@ def open_confined(
         if watch is not None:
             watch.close()
         remove_staging(staging)
-
-
-def _wait_ready(plan: Plan, process: EngineProcess, staging: Path) -> VllmEndpoint:
-    begun = time.monotonic()
-    process.request(
-        {
-            "engine_args": resolve_engine_args(plan, staging),
-            "eos_token_ids": list(plan.target.eos_token_ids),
-        }
-    )
-    event: dict[str, Any] = {"event": ""}
-    while event["event"] != "ready":
-        left = max(0.1, _START_S - (time.monotonic() - begun))
-        event = process.receive(timeout_s=left, doing="starting")
-    settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
-    facts = EngineFacts(**event["facts"], start_s=time.monotonic() - begun, settings=settings)
-    check_facts(plan, facts)
-    return VllmEndpoint(plan, process, facts, silence_s=_SILENCE_S)
 
 
 def build_sandbox(plan: Plan, staging: Path, *, time_s: float, memory_bytes: int | None) -> Sandbox:

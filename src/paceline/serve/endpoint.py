@@ -96,19 +96,7 @@ def launch(
     try:
         env = build_child_env(plan.env, staging)
         process = EngineProcess(env=env, log_path=Path(log_path))
-        process.request(
-            {
-                "engine_args": resolve_engine_args(plan, staging),
-                "eos_token_ids": list(plan.target.eos_token_ids),
-            }
-        )
-        while True:
-            left = max(0.1, deadline - time.monotonic())
-            event = process.receive(timeout_s=left, doing="starting")
-            if event["event"] == "ready":
-                break
-        settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
-        facts = EngineFacts(**event["facts"], start_s=time.monotonic() - begun, settings=settings)
+        facts = await_facts(plan, process, staging, begun=begun, deadline=deadline)
         check_facts(plan, facts)
         return VllmEndpoint(plan, process, facts, silence_s=silence_s)
     except BaseException:
@@ -117,6 +105,28 @@ def launch(
         raise
     finally:
         remove_staging(staging)  # all is loaded: nothing is left to clean up after a kill
+
+
+def await_facts(
+    plan: Plan, process: EngineProcess, staging: Path, *, begun: float, deadline: float
+) -> EngineFacts:
+    """Sends a process its plan and waits until it is ready; what it says it is, not yet checked.
+
+    begun, deadline: on the monotonic clock; the start is counted from `begun`. Raises EngineError.
+    """
+    process.request(
+        {
+            "engine_args": resolve_engine_args(plan, staging),
+            "eos_token_ids": list(plan.target.eos_token_ids),
+        }
+    )
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        event = process.receive(timeout_s=left, doing="starting")
+        if event["event"] == "ready":
+            break
+    settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
+    return EngineFacts(**event["facts"], start_s=time.monotonic() - begun, settings=settings)
 
 
 class VllmEndpoint:

@@ -19,7 +19,7 @@ from paceline.endpoint import Answer, EngineFacts, MemoryFacts, Request
 from paceline.errors import DraftError, EngineError, PlanError
 from paceline.serve.checks import check_plan
 from paceline.serve.confined import build_sandbox, lend_cache
-from paceline.serve.endpoint import VllmEndpoint, check_facts, resolve_engine_args
+from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.plan import Plan, build_plan
 from paceline.serve.process import EngineProcess, build_child_env
 from paceline.serve.sandbox import Isolation, SandboxWatch, clean_env, wrap_command
@@ -130,18 +130,10 @@ def _booted(
             wrap=lambda command: wrap_command(command, sandbox),
         )
         watch = SandboxWatch(process.pid, memory_bytes=sandbox.memory_bytes, time_s=test.time_s)
-        process.request(
-            {
-                "engine_args": resolve_engine_args(plan, staging),
-                "eos_token_ids": list(plan.target.eos_token_ids),
-            }
-        )
-        event: dict[str, Any] = {"event": ""}
-        while event["event"] != "ready":
-            event = process.receive(timeout_s=test.time_s, doing="starting")
-        seen.start_s = time.monotonic() - begun
-        settings = {**plan.engine_args, "env": dict(plan.env), "num_threads": plan.num_threads}
-        seen.facts = EngineFacts(**event["facts"], start_s=seen.start_s, settings=settings)
+        # the watch ends it after time_s; twice that is for an engine which outlives its watch
+        deadline = begun + 2.0 * test.time_s
+        seen.facts = await_facts(plan, process, staging, begun=begun, deadline=deadline)
+        seen.start_s = seen.facts.start_s
         try:
             check_facts(plan, seen.facts)
         except EngineError as problem:
