@@ -27,9 +27,8 @@ from paceline.train.checkpoint import (
     restore,
     write_checkpoint,
 )
-from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.eagle3_weights import export_tensors
-from paceline.train.families.mtp import Mtp
+from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget, load_frozen_target
 from paceline.train.losses import LossTerms, head_loss
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
@@ -152,14 +151,14 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def train_step(
-    module: Eagle3 | Mtp,
+    module: DraftModule,
     batch: Prepared,
     frozen: FrozenTarget,
     teacher_head_VD: Tensor,
     recipe: Recipe,
 ) -> StepResult:
     """Forward of one batch: the K-step unroll and its loss."""
-    head = frozen.head_VD if module.lm_head is None else module.lm_head.weight
+    (head,) = module.output_heads(frozen.head_VD)
     num_steps, mix = len(batch.source_KM), recipe.loss
     outputs, _ = module.unroll(
         batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
@@ -183,7 +182,7 @@ def train_step(
 
 
 def _run(
-    module: Eagle3 | Mtp,
+    module: DraftModule,
     optimizer: torch.optim.Optimizer,
     source: BatchSource,
     frozen: FrozenTarget,

@@ -50,6 +50,7 @@ from paceline.errors import RecipeError
 from paceline.methods import METHODS
 
 __all__ = [
+    "INIT_WORDS",
     "DraftShape",
     "Init",
     "LossMix",
@@ -60,6 +61,19 @@ __all__ = [
     "read_recipe",
     "recipe_sha256",
 ]
+
+
+# what `init.from` may say beside a draft folder, and for which families
+INIT_WORDS: dict[str, tuple[str, ...]] = {
+    "target": ("eagle3", "mtp"),
+    "random": ("eagle3", "mtp"),
+}
+_SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+# the keys of [draft] that each family reads beside num_speculative_tokens
+_SHAPE_KEYS: dict[str, tuple[str, ...]] = {
+    "eagle3": ("draft_vocab_size", *_SIZES, "aux_layer_ids", "norm_before_residual"),
+    "mtp": (),  # vLLM builds an MTP head from the target's own config
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +303,26 @@ def _check(recipe: Recipe, where: str) -> None:
     for holds, key, found, expected in checks:
         if not holds:
             raise _wrong(where, key, f"is {found!r}", expected)
+    _check_family(recipe, where)
+
+
+def _check_family(recipe: Recipe, where: str) -> None:
+    """Settings of other families, which would have no effect."""
+    read = _SHAPE_KEYS[recipe.family]
+    for entry in dataclasses.fields(recipe.draft):
+        if entry.default is dataclasses.MISSING or entry.name in read:
+            continue
+        if getattr(recipe.draft, entry.name) != entry.default:
+            raise _wrong(
+                where,
+                f"draft.{entry.name}",
+                f"has no effect on family {recipe.family}",
+                f"only {', '.join(('num_speculative_tokens', *read))}",
+            )
+    source = recipe.init.from_
+    if source in INIT_WORDS and recipe.family not in INIT_WORDS[source]:
+        able = [word for word, families in INIT_WORDS.items() if recipe.family in families]
+        raise _wrong(where, "init.from", f"is {source!r}", f"one of {able}, or a draft folder")
 
 
 _SHAPES: dict[str, Callable[[float], float]] = {

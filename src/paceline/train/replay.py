@@ -22,10 +22,9 @@ from paceline.acceptance import accept_greedy
 from paceline.draft import Draft
 from paceline.errors import DraftError, ResultError
 from paceline.target import TargetFacts
-from paceline.train.families.eagle3 import Eagle3, build_module
 from paceline.train.families.eagle3_weights import load_draft_tensors
-from paceline.train.families.mtp import Mtp
-from paceline.train.families.mtp import build_module as build_mtp_module
+from paceline.train.families.module import DraftModule
+from paceline.train.families.table import FAMILIES
 from paceline.train.features import FrozenTarget, load_frozen_target
 
 __all__ = [
@@ -89,29 +88,28 @@ def walk_bases(num_prompt: int, num_output: int, accepted: Sequence[int]) -> lis
     return bases
 
 
-def load_draft_module(draft: Draft) -> Eagle3 | Mtp:
+def load_draft_module(draft: Draft) -> DraftModule:
     """The module of a draft folder, weights as stored. Raises DraftError for another family."""
-    if draft.family not in ("eagle3", "mtp"):
+    if draft.family not in FAMILIES:
         raise DraftError(
             f"a draft of family '{draft.family}' cannot be replayed",
             where=str(draft.path),
-            expected="eagle3 or mtp",
+            expected=f"one of {list(FAMILIES)}",
         )
-    build = build_mtp_module if draft.family == "mtp" else build_module
-    module: Eagle3 | Mtp = build(draft.config)
+    module = FAMILIES[draft.family].build_module(draft.config)
     tensors = {name: t for name, t in load_draft_tensors(draft).items() if name != "t2d"}
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)
 
 
 def _tapped_layers(draft: Draft) -> tuple[int, ...]:
-    """Empty for an MTP head, which reads the target's final state."""
-    return tuple(draft.config.get("eagle_aux_hidden_state_layer_ids") or ())
+    """Empty for a family that reads the target's final state."""
+    return FAMILIES[draft.family].tapped_layers(draft.config)
 
 
 @torch.no_grad()
 def propose(
-    module: Eagle3 | Mtp,
+    module: DraftModule,
     frozen: FrozenTarget,
     *,
     ids: Sequence[int],
@@ -138,12 +136,12 @@ def propose(
     return [tuple(row) for row in rows], torch.stack([step[0] for step in states], dim=1)
 
 
-def _head(module: Eagle3 | Mtp, frozen: FrozenTarget) -> Tensor:
-    return frozen.head_VD if module.lm_head is None else module.lm_head.weight
+def _head(module: DraftModule, frozen: FrozenTarget) -> Tensor:
+    return module.output_heads(frozen.head_VD)[0]
 
 
 def measure_gap(
-    module: Eagle3 | Mtp, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
+    module: DraftModule, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
 ) -> float:
     """Logits between the proposed token and another; other None is the draft's second choice."""
     logits_V = F.linear(state_D.float(), _head(module, frozen).float())

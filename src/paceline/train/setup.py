@@ -9,29 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data import Row, read_data_record, read_rows
-from paceline.draft import (
-    build_eagle3_config,
-    build_mtp_config,
-    default_aux_layer_ids,
-    read_draft,
-    resolve_draft,
-)
+from paceline.draft import read_draft, resolve_draft
 from paceline.errors import DataError, RecipeError
 from paceline.records import build_provenance, read_json, sha256_file
 from paceline.target import TargetFacts
 from paceline.train.batches import cut_rows
-from paceline.train.families.eagle3 import Eagle3, build_module
-from paceline.train.families.eagle3_weights import (
-    start_from_draft,
-    start_from_target,
-    start_random,
-)
-from paceline.train.families.mtp import Mtp
-from paceline.train.families.mtp import build_module as build_mtp_module
-from paceline.train.families.mtp_weights import start_from_native, start_mtp_random
+from paceline.train.families.eagle3_weights import start_from_draft
+from paceline.train.families.module import DraftModule
+from paceline.train.families.table import Start, get_family
 from paceline.train.features import FrozenTarget
-from paceline.train.recipe import Recipe, recipe_sha256
-from paceline.train.vocabulary import choose_draft_tokens, offsets
+from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
+from paceline.train.vocabulary import choose_draft_tokens
 
 __all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
 
@@ -72,35 +60,19 @@ class Setup:
             "started_from": self.started_from,
         }
 
-    def build_module(self, frozen: FrozenTarget) -> tuple[Eagle3 | Mtp, list[str]]:
+    def build_module(self, frozen: FrozenTarget) -> tuple[DraftModule, list[str]]:
         """The module with its first weights, and the names of those taken from elsewhere."""
-        import torch
-
-        source = self.recipe.init.from_
-        if self.recipe.family == "mtp":
-            return self._build_mtp(source)
-        module = build_module(self.config)
-        taken: list[str] = []
-        if source == "target":
-            taken = start_from_target(
-                module, frozen, seed=self.recipe.seed, draft_tokens=self.draft_tokens
-            )
-        elif source == "random":
-            start_random(module, self.recipe.seed)
-        if self.draft_tokens is not None:
-            module.d2t = torch.tensor(offsets(self.draft_tokens), dtype=torch.int64)
-        if source not in ("target", "random"):
-            start_from_draft(module, read_draft(resolve_draft(source)))
-            taken = sorted(module.state_dict())
-        return module, taken
-
-    def _build_mtp(self, source: str) -> tuple[Mtp, list[str]]:
-        module = build_mtp_module(self.config)
-        if source == "target":
-            return module, start_from_native(module, self.target)
-        start_mtp_random(module, self.recipe.seed)
-        if source == "random":
-            return module, []
+        source, family = self.recipe.init.from_, get_family(self.recipe.family)
+        module = family.build_module(self.config)
+        start = Start(
+            recipe=self.recipe,
+            target=self.target,
+            frozen=frozen,
+            draft_tokens=self.draft_tokens,
+        )
+        if source in family.starts:
+            return module, family.starts[source](module, start)
+        family.starts["random"](module, start)
         start_from_draft(module, read_draft(resolve_draft(source)))
         return module, sorted(module.state_dict())
 
@@ -124,10 +96,7 @@ class Setup:
                     "sampling": self.data_record.get("sampling"),
                 },
                 "trained_length": max(len(row.input_ids) for row in self.rows),
-                "trained_rotary_dim": int(
-                    self.config["head_dim"]
-                    * float(self.config["rope_parameters"].get("partial_rotary_factor", 1.0))
-                ),
+                **_rotary_dim(self.config),
                 "recipe": recipe.as_dict(),
                 "recipe_sha256": recipe_sha256(recipe),
                 "seed": recipe.seed,
@@ -148,7 +117,6 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     _require_same_target(record, target, data_dir)
     rows, num_cut = cut_rows(read_rows(data_dir), max_length=recipe.optim.max_length)
     _require_known_tokens(rows, target, data_dir)
-    shape = recipe.draft
     fixed: dict[str, Any] = {
         "recipe": recipe,
         "target": target,
@@ -158,60 +126,33 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
         "data_sha256": sha256_file(data_dir / "rows.jsonl"),
         "started_from": _started_from(recipe, target),
     }
-    if recipe.family == "mtp":
-        _require_no_shape(recipe)
-        config = build_mtp_config(target)
-        return Setup(**fixed, aux_layer_ids=(), draft_tokens=None, config=config)
-    aux_layer_ids = tuple(
-        shape.aux_layer_ids
-        if shape.aux_layer_ids is not None
-        else default_aux_layer_ids(target.num_hidden_layers)
-    )
-    if max(aux_layer_ids) >= target.num_hidden_layers:
-        raise RecipeError(
-            f"key 'draft.aux_layer_ids' names layer {max(aux_layer_ids)}",
-            where=recipe.path,
-            expected=f"ids from 0 to {target.num_hidden_layers - 1}, the streams between layers",
-        )
-    config = build_eagle3_config(
-        target,
-        aux_layer_ids=aux_layer_ids,
-        draft_vocab_size=shape.draft_vocab_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        norm_before_residual=shape.norm_before_residual,
-    )
+    family = get_family(recipe.family)
+    config = family.build_config(recipe, target)
     draft_tokens = None
-    if config["draft_vocab_size"] != target.vocab_size:
+    size = config.get("draft_vocab_size", target.vocab_size)
+    if size != target.vocab_size:
         draft_tokens = tuple(
             choose_draft_tokens(
                 rows,
-                draft_vocab_size=config["draft_vocab_size"],
+                draft_vocab_size=size,
                 vocab_size=target.vocab_size,
                 always=special_tokens(target),
             )
         )
-    return Setup(**fixed, aux_layer_ids=aux_layer_ids, draft_tokens=draft_tokens, config=config)
+    return Setup(
+        **fixed,
+        aux_layer_ids=family.tapped_layers(config),
+        draft_tokens=draft_tokens,
+        config=config,
+    )
 
 
-def _require_no_shape(recipe: Recipe) -> None:
-    """An MTP head has the target's sizes: vLLM builds it from the target's config."""
-    shape = recipe.draft
-    sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
-    for key in ("draft_vocab_size", "intermediate_size", *sizes, "aux_layer_ids"):
-        if getattr(shape, key) is not None:
-            raise RecipeError(
-                f"key 'draft.{key}' has no effect on family mtp",
-                where=recipe.path,
-                expected="no such key",
-                fix="vLLM builds an MTP head from the target's own config.",
-            )
-    if shape.norm_before_residual:
-        raise RecipeError(
-            "key 'draft.norm_before_residual' has no effect on family mtp", where=recipe.path
-        )
+def _rotary_dim(config: Mapping[str, Any]) -> dict[str, int]:
+    """Nothing for a family without attention."""
+    if "head_dim" not in config:
+        return {}
+    share = float(config["rope_parameters"].get("partial_rotary_factor", 1.0))
+    return {"trained_rotary_dim": int(config["head_dim"] * share)}
 
 
 def _fingerprints(target: TargetFacts) -> dict[str, Any]:
@@ -221,10 +162,10 @@ def _fingerprints(target: TargetFacts) -> dict[str, Any]:
 
 def _started_from(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
     source = recipe.init.from_
-    if source == "target":
-        return {"from": "target", "sha256": target.weights_fingerprint}
     if source == "random":
         return {"from": "random", "sha256": None}
+    if source in INIT_WORDS:
+        return {"from": source, "sha256": target.weights_fingerprint}
     draft = read_draft(resolve_draft(source))
     if draft.family != recipe.family:
         raise RecipeError(

@@ -31,6 +31,7 @@ from paceline.train.families.layers import (
     rotate,
     take,
 )
+from paceline.train.families.module import DraftModule
 
 __all__ = ["Eagle3", "build_module"]
 
@@ -104,8 +105,8 @@ class MidLayer(nn.Module):
         return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
 
 
-class Eagle3(nn.Module):
-    """The draft. `state_dict()` names are the names in model.safetensors."""
+class Eagle3(DraftModule):
+    """The draft: an `fc` over the taps, the layer, a final norm, and an output matrix or none."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -129,6 +130,9 @@ class Eagle3(nn.Module):
             self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
         else:
             self.d2t = None
+
+    def output_heads(self, target_head_VD: Tensor) -> list[Tensor]:
+        return [target_head_VD if self.lm_head is None else self.lm_head.weight]
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """d2t is an offset: target id = i + d2t[i]."""

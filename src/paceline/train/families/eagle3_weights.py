@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.draft import Draft, canonical_name
 from paceline.errors import RecipeError
 from paceline.train.families.eagle3 import Eagle3
-from paceline.train.families.mtp import Mtp
+from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget
 
 # Model types whose norms scale by 1 + weight; a Llama draft's norms scale by the weight.
@@ -92,7 +92,7 @@ def load_draft_tensors(draft: Draft) -> dict[str, Tensor]:
     return tensors
 
 
-def start_from_draft(module: Eagle3 | Mtp, draft: Draft) -> None:
+def start_from_draft(module: DraftModule, draft: Draft) -> None:
     """Copies a folder's weights; every shape must be the recipe's. Raises RecipeError."""
     tensors = {n: t for n, t in load_draft_tensors(draft).items() if n != "t2d"}
     state: dict[str, Any] = module.state_dict()
@@ -115,7 +115,7 @@ def start_from_draft(module: Eagle3 | Mtp, draft: Draft) -> None:
     module.load_state_dict(tensors)
 
 
-def export_tensors(module: Eagle3 | Mtp, dtype: torch.dtype) -> dict[str, Tensor]:
+def export_tensors(module: DraftModule, dtype: torch.dtype) -> dict[str, Tensor]:
     """What goes into model.safetensors: weights in the served dtype, d2t as int64."""
     return {
         name: tensor.detach().cpu().to(dtype if tensor.is_floating_point() else tensor.dtype)

@@ -33,6 +33,7 @@ from paceline.train.families.layers import (
     rotate,
     take,
 )
+from paceline.train.families.module import DraftModule
 
 __all__ = ["Mtp", "build_module"]
 
@@ -126,18 +127,12 @@ class Predictor(nn.Module):
         return self.fc(torch.cat(normed, dim=-1))  # type: ignore[no-any-return]
 
 
-class Mtp(nn.Module):
-    """The draft. `state_dict()` names are the names in model.safetensors."""
-
-    lm_head: None = None  # the target's output matrix
-    d2t: None = None  # the target's vocabulary
+class Mtp(DraftModule):
+    """The draft; output matrix and vocabulary are the target's."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.mtp = Predictor(config)
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
 
     def unroll(
         self,

@@ -1,0 +1,131 @@
+"""The one table of what training does for each family; the rest of the room asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.draft import build_eagle3_config, build_mtp_config, default_aux_layer_ids
+from paceline.errors import RecipeError
+from paceline.target import TargetFacts
+from paceline.train.families import eagle3, eagle3_weights, mtp, mtp_weights
+from paceline.train.families.module import DraftModule
+from paceline.train.features import FrozenTarget
+from paceline.train.recipe import Recipe
+from paceline.train.vocabulary import offsets
+
+__all__ = ["FAMILIES", "Family", "Start", "get_family"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What first weights are made from. draft_tokens: target ids of a reduced vocabulary."""
+
+    recipe: Recipe
+    target: TargetFacts
+    frozen: FrozenTarget
+    draft_tokens: Sequence[int] | None
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family.
+
+    build_config: config.json for a recipe and a target, every size stated. build_module: the module
+    of such a config. tapped_layers: the target's layers that it reads, ascending; none means the
+    state after the final norm. starts: what `init.from` may say beside a draft folder; each fills
+    the module and answers the names of the tensors taken from elsewhere.
+    """
+
+    build_config: Callable[[Recipe, TargetFacts], dict[str, Any]]
+    build_module: Callable[[Mapping[str, Any]], DraftModule]
+    starts: Mapping[str, Callable[[Any, Start], list[str]]]
+    tapped_layers: Callable[[Mapping[str, Any]], tuple[int, ...]] = lambda config: ()
+
+
+def get_family(name: str) -> Family:
+    """The row of a family. Raises RecipeError for one without a trainer."""
+    if name not in FAMILIES:
+        raise RecipeError(
+            f"family '{name}' cannot be trained or replayed", expected=f"one of {list(FAMILIES)}"
+        )
+    return FAMILIES[name]
+
+
+def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    shape = recipe.draft
+    ids = tuple(
+        shape.aux_layer_ids
+        if shape.aux_layer_ids is not None
+        else default_aux_layer_ids(target.num_hidden_layers)
+    )
+    if max(ids) >= target.num_hidden_layers:
+        raise RecipeError(
+            f"key 'draft.aux_layer_ids' names layer {max(ids)}",
+            where=recipe.path,
+            expected=f"ids from 0 to {target.num_hidden_layers - 1}, the streams between layers",
+        )
+    return build_eagle3_config(
+        target,
+        aux_layer_ids=ids,
+        draft_vocab_size=shape.draft_vocab_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        norm_before_residual=shape.norm_before_residual,
+    )
+
+
+def _eagle3_start(module: eagle3.Eagle3, start: Start) -> list[str]:
+    taken = eagle3_weights.start_from_target(
+        module, start.frozen, seed=start.seed, draft_tokens=start.draft_tokens
+    )
+    _name_tokens(module, start)
+    return taken
+
+
+def _eagle3_random(module: eagle3.Eagle3, start: Start) -> list[str]:
+    eagle3_weights.start_random(module, start.seed)
+    _name_tokens(module, start)
+    return []
+
+
+def _name_tokens(module: eagle3.Eagle3, start: Start) -> None:
+    if start.draft_tokens is not None:
+        module.d2t = torch.tensor(offsets(start.draft_tokens), dtype=torch.int64)
+
+
+def _mtp_start(module: mtp.Mtp, start: Start) -> list[str]:
+    return mtp_weights.start_from_native(module, start.target)
+
+
+def _mtp_random(module: mtp.Mtp, start: Start) -> list[str]:
+    mtp_weights.start_mtp_random(module, start.seed)
+    return []
+
+
+def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
+
+
+FAMILIES: dict[str, Family] = {
+    "eagle3": Family(
+        build_config=_eagle3_config,
+        build_module=eagle3.build_module,
+        starts={"target": _eagle3_start, "random": _eagle3_random},
+        tapped_layers=_eagle3_taps,
+    ),
+    "mtp": Family(
+        build_config=lambda recipe, target: build_mtp_config(target),
+        build_module=mtp.build_module,
+        starts={"target": _mtp_start, "random": _mtp_random},
+    ),
+}
