@@ -21,7 +21,8 @@ from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import export_draft, import_draft
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
-from paceline.draft.quantized import QUANTIZABLE, Scheme, read_scheme
+from paceline.draft.packed import dequantize_tensors, pack_codes, unpack_codes
+from paceline.draft.quantized import HEAD_TARGET, QUANTIZABLE, Scheme, read_scheme
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
 from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
@@ -30,6 +31,7 @@ from paceline.draft.write import write_draft
 
 __all__ = [
     "FAMILIES",
+    "HEAD_TARGET",
     "INDEX_NAME",
     "NATIVE",
     "QUANTIZABLE",
@@ -48,12 +50,14 @@ __all__ = [
     "check_config_keys",
     "check_tensors",
     "default_aux_layer_ids",
+    "dequantize_tensors",
     "drafts_in_parallel",
     "export_draft",
     "find_variant",
     "has_kind",
     "import_draft",
     "list_bundled",
+    "pack_codes",
     "read_aux_layer_ids",
     "read_bytes",
     "read_dflash_layer_ids",
@@ -66,5 +70,6 @@ __all__ = [
     "resolve_draft",
     "scan_folder",
     "stitch_target",
+    "unpack_codes",
     "write_draft",
 ]

@@ -3,7 +3,7 @@
 Source of the facts: vllm/model_executor/layers/quantization/compressed_tensors/ of 0.31.0. eagle3,
 dflash and draft_model read their own `quantization_config`; an MTP head takes the target's, and
 Medusa's blocks are plain layers. int4 and FP8 are held against vLLM's loader by the contract flow
-test; int8 has no kernel in vLLM's CPU build, so its rows are read from the source alone.
+test; packed int8 has no kernel in vLLM's CPU build, so its rows are read from the source alone.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from paceline.draft.rows import FLOATS, TensorRule
 from paceline.errors import DraftError
 from paceline.problems import show_value
 
-__all__ = ["QUANTIZABLE", "Scheme", "quantize_rules", "read_scheme"]
+__all__ = ["HEAD_TARGET", "QUANTIZABLE", "Scheme", "quantize_rules", "read_scheme"]
 
 QUANTIZABLE = ("eagle3", "dflash", "draft_model")
+# what vLLM matches an output layer by: its class is not a Linear one
+HEAD_TARGET = "re:.*lm_head"
+_HEAD = "lm_head.weight"
 _WHERE = "config.json: quantization_config"
 _SCALES = FLOATS
-# (type, bits) -> the format that vLLM loads it from, and the dtype of the stored weight
+# (type, bits, inputs are quantised) -> the format that vLLM loads, the dtype of the stored weight
 _STORED = {
-    ("int", 4): ("pack-quantized", "I32"),
-    ("int", 8): ("pack-quantized", "I32"),
-    ("float", 8): ("float-quantized", "F8_E4M3"),
+    ("int", 4, False): ("pack-quantized", "I32"),
+    ("int", 8, False): ("pack-quantized", "I32"),
+    ("int", 8, True): ("int-quantized", "I8"),
+    ("float", 8, True): ("float-quantized", "F8_E4M3"),
 }
 
 
@@ -34,17 +38,26 @@ class Scheme:
     """One symmetric scheme for every linear layer that is not ignored.
 
     group_size: None for one scale a row ("channel"). has_dynamic_inputs: activations are quantised
-    too, token by token (FP8 only).
+    too, token by token (FP8 and W8A8). has_head: the draft's own output layer is meant too.
     """
 
     kind: str
     num_bits: int
     group_size: int | None
     has_dynamic_inputs: bool = False
+    has_head: bool = False
 
     @property
     def is_packed(self) -> bool:
-        return self.kind == "int"
+        return self.kind == "int" and not self.has_dynamic_inputs
+
+    @property
+    def stored_dtype(self) -> str:
+        return _STORED[self.kind, self.num_bits, self.has_dynamic_inputs][1]
+
+    @property
+    def format(self) -> str:
+        return _STORED[self.kind, self.num_bits, self.has_dynamic_inputs][0]
 
 
 def _refuse(what: str, where: str, found: Any, expected: str) -> DraftError:
@@ -53,15 +66,16 @@ def _refuse(what: str, where: str, found: Any, expected: str) -> DraftError:
         where=f"{_WHERE}{where}",
         expected=expected,
         fix="Quantise with one symmetric scheme for all linear layers: int4 or int8 weights in"
-        " groups or rows, or FP8 with dynamic inputs.",
+        " groups or rows, or FP8 or int8 by rows with dynamic inputs.",
     )
 
 
 def read_scheme(family: str, config: Mapping[str, Any]) -> Scheme | None:
     """The scheme, None without a quantization_config. Raises DraftError for what is not known.
 
-    Known: quant_method compressed-tensors, one group with targets ["Linear"], weights symmetric and
-    static; int4 and int8 packed (group or channel), float8 (channel) with dynamic inputs per token.
+    Known: quant_method compressed-tensors, one group with targets ["Linear"] (and HEAD_TARGET where
+    the output layer is meant too), weights symmetric and static; int4 and int8 packed (group or
+    channel), float8 and int8 (channel) with dynamic inputs per token.
     """
     value = config.get("quantization_config")
     if value is None:
@@ -76,47 +90,54 @@ def read_scheme(family: str, config: Mapping[str, Any]) -> Scheme | None:
         raise _refuse("config_groups", ".config_groups", groups, "one group")
     group = next(iter(groups.values()))
     group = group if isinstance(group, Mapping) else {}
-    if group.get("targets") != ["Linear"]:
-        raise _refuse("targets", ".config_groups", group.get("targets"), '["Linear"]')
+    targets = group.get("targets")
+    if targets not in (["Linear"], ["Linear", HEAD_TARGET]):
+        raise _refuse("targets", ".config_groups", targets, f'["Linear"], or with "{HEAD_TARGET}"')
     weights = group.get("weights")
     weights = weights if isinstance(weights, Mapping) else {}
-    kind, bits = weights.get("type"), weights.get("num_bits")
-    stored = _STORED.get((str(kind), bits if isinstance(bits, int) else 0))
-    if stored is None:
+    kind, bits = str(weights.get("type")), weights.get("num_bits")
+    bits = bits if isinstance(bits, int) else 0
+    inputs = group.get("input_activations")
+    if not any((kind, bits, flag) in _STORED for flag in (False, True)):
         raise _refuse("weights", ".config_groups", weights, "int of 4 or 8 bits, or float of 8")
+    has_inputs = _read_inputs(inputs, kind, bits)
+    stored = _STORED[kind, bits, has_inputs]
     if weights.get("symmetric") is not True or weights.get("dynamic") not in (False, None):
         raise _refuse("weights", ".config_groups", weights, "symmetric and static")
     if value.get("format", group.get("format")) != stored[0]:
         raise _refuse("format", ".format", value.get("format"), stored[0])
     return Scheme(
-        kind=str(kind),
-        num_bits=int(bits or 0),
-        group_size=_read_group(weights, str(kind)),
-        has_dynamic_inputs=_read_inputs(group.get("input_activations"), str(kind)),
+        kind=kind,
+        num_bits=bits,
+        group_size=_read_group(weights, kind, has_inputs),
+        has_dynamic_inputs=has_inputs,
+        has_head=targets == ["Linear", HEAD_TARGET],
     )
 
 
-def _read_group(weights: Mapping[str, Any], kind: str) -> int | None:
+def _read_group(weights: Mapping[str, Any], kind: str, has_inputs: bool) -> int | None:
     strategy, size = weights.get("strategy"), weights.get("group_size")
     if strategy == "channel" and size in (None, -1):
         return None
-    if kind == "int" and strategy == "group" and isinstance(size, int) and size > 0:
+    is_packed = kind == "int" and not has_inputs
+    if is_packed and strategy == "group" and isinstance(size, int) and size > 0:
         return size
     raise _refuse(
         "strategy",
         ".config_groups",
         f"{strategy}, group_size {size}",
-        '"channel", or for integers "group" with a group_size',
+        '"channel", or for packed integers "group" with a group_size',
     )
 
 
-def _read_inputs(inputs: Any, kind: str) -> bool:
+def _read_inputs(inputs: Any, kind: str, bits: int) -> bool:
     if inputs is None and kind == "int":
         return False
     is_dynamic = (
         isinstance(inputs, Mapping)
-        and inputs.get("type") == kind == "float"
-        and inputs.get("num_bits") == 8
+        and inputs.get("type") == kind
+        and inputs.get("num_bits") == bits == 8
+        and inputs.get("symmetric", True) is True
         and inputs.get("dynamic") is True
         and inputs.get("strategy") == "token"
     )
@@ -125,7 +146,8 @@ def _read_inputs(inputs: Any, kind: str) -> bool:
             "input_activations",
             ".config_groups",
             inputs,
-            "null for integers; 8-bit floats, dynamic, per token, for FP8",
+            "null for packed integers; 8 bits of the weights' type, symmetric, dynamic, per token,"
+            " for FP8 and W8A8",
         )
     return True
 
@@ -142,7 +164,8 @@ def quantize_rules(
     result = dict(rules)
     for name, rule in rules.items():
         stem = name.removesuffix("weight")
-        if not rule.is_linear or not any(
+        is_meant = rule.is_linear or (name == _HEAD and scheme.has_head)
+        if not is_meant or not any(
             f"{stem}{part}" in names for part in ("weight_packed", "weight_scale", "weight_shape")
         ):
             continue
@@ -174,5 +197,5 @@ def quantize_rules(
             )
             result[f"{stem}weight_shape"] = TensorRule(shape=(2,), dtypes=("I64",))
         else:
-            result[name] = replace(rule, dtypes=("F8_E4M3",), is_linear=False)
+            result[name] = replace(rule, dtypes=(scheme.stored_dtype,), is_linear=False)
     return result
