@@ -10,7 +10,7 @@ from paceline.errors import DraftError
 if TYPE_CHECKING:
     from paceline.target import TargetFacts
 
-__all__ = ["build_eagle3_config"]
+__all__ = ["build_eagle3_config", "check_mask_token", "copy_rope"]
 
 _NOT_FOR_DRAFTS = ("mrope_section", "mrope_interleaved")
 
@@ -26,6 +26,7 @@ def build_eagle3_config(
     head_dim: int | None = None,
     num_hidden_layers: int = 1,
     norm_before_residual: bool = False,
+    mask_token_id: int | None = None,
     max_position_embeddings: int | None = None,
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:
@@ -34,6 +35,8 @@ def build_eagle3_config(
     aux_layer_ids: layers to tap, ascending; id i is the residual stream after i layers (0: the
     embeddings, num_hidden_layers: before the final norm). vLLM sorts and de-duplicates them.
     draft_vocab_size: None or the target's own size for the full vocabulary (head shared).
+    mask_token_id: for a draft of all K tokens in one pass, the target's row that stands for a token
+    still to come; None drafts one after another.
     Raises DraftError for ids or sizes that vLLM would refuse or read differently.
     """
     ids = list(aux_layer_ids)
@@ -67,11 +70,10 @@ def build_eagle3_config(
             where="num_key_value_heads",
             expected="a divisor of num_attention_heads",
         )
-    rope = {
-        key: value for key, value in target.rope_parameters.items() if key not in _NOT_FOR_DRAFTS
-    }
-    if rope.get("rope_type") == "mrope":
-        rope["rope_type"] = "default"
+    parallel = {}
+    if mask_token_id is not None:
+        check_mask_token(mask_token_id, target)
+        parallel["mask_token_id"] = mask_token_id
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -86,7 +88,7 @@ def build_eagle3_config(
         "max_position_embeddings": max_position_embeddings or target.max_position_embeddings,
         "rms_norm_eps": target.rms_norm_eps,
         "hidden_act": "silu",  # the only activation of vLLM's Llama layer
-        "rope_parameters": rope,
+        "rope_parameters": copy_rope(target),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
@@ -94,4 +96,27 @@ def build_eagle3_config(
         "norm_before_residual": norm_before_residual,
         "eagle_aux_hidden_state_layer_ids": ids,
         "num_aux_hidden_states": len(ids),
+        **parallel,
     }
+
+
+def check_mask_token(token: int, target: TargetFacts) -> None:
+    """Raises DraftError for an id that is no row of the target's, or stands in its texts."""
+    ends = {*target.eos_token_ids, target.bos_token_id, target.pad_token_id}
+    if not 0 <= token < target.vocab_size or token in ends:
+        raise DraftError(
+            f"mask_token_id {token} cannot be used",
+            where="mask_token_id",
+            expected=f"0 to {target.vocab_size - 1}, not begin, end or padding",
+            fix="Take a token that never stands in a text: a reserved one that is not in use.",
+        )
+
+
+def copy_rope(target: TargetFacts) -> dict[str, Any]:
+    """The target's rotary parameters as a text-only draft has them."""
+    rope = {
+        key: value for key, value in target.rope_parameters.items() if key not in _NOT_FOR_DRAFTS
+    }
+    if rope.get("rope_type") == "mrope":
+        rope["rope_type"] = "default"
+    return rope

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft import Draft, canonical_name
+from paceline.draft import Draft, build_contract
 from paceline.errors import RecipeError
 from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.module import DraftModule
@@ -19,6 +19,7 @@ _CENTRED_NORMS = ("qwen3_5", "qwen3_next")
 
 __all__ = [
     "export_tensors",
+    "has_centred_norms",
     "load_draft_tensors",
     "start_from_draft",
     "start_from_target",
@@ -26,7 +27,12 @@ __all__ = [
 ]
 
 
-def start_random(module: Eagle3, seed: int) -> None:
+def has_centred_norms(frozen: FrozenTarget) -> bool:
+    """The target's norms scale by 1 + weight."""
+    return str(getattr(frozen.backbone.config, "model_type", "")).startswith(_CENTRED_NORMS)
+
+
+def start_random(module: DraftModule, seed: int) -> None:
     """Matrices from a normal of deviation 0.02, norms at 1; a function of the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -53,7 +59,7 @@ def start_from_target(
     source: dict[str, Tensor] = {"norm.weight": frozen.backbone.norm.weight}
     for name, tensor in last.state_dict().items():
         source[f"midlayer.{name}"] = tensor
-    if getattr(frozen.backbone.config, "model_type", "").startswith(_CENTRED_NORMS):
+    if has_centred_norms(frozen):
         source = {n: t + 1.0 if "norm" in n and t.ndim == 1 else t for n, t in source.items()}
     hidden_norm = source.pop("midlayer.input_layernorm.weight", None)
     if hidden_norm is not None:
@@ -84,11 +90,12 @@ def load_draft_tensors(draft: Draft) -> dict[str, Tensor]:
     """All tensors of a draft folder under their canonical names, on the CPU."""
     from safetensors import safe_open
 
+    contract = build_contract(draft.family, draft.config)
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(draft.tensor_files.values())):
         with safe_open(str(draft.path / file), framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  (not a dict)
-                tensors[canonical_name(name)] = opened.get_tensor(name)
+                tensors[contract.canonical(name)] = opened.get_tensor(name)
     return tensors
 
 
