@@ -44,6 +44,7 @@ NAMES: dict[str, list[str]] = {
         "TensorRule",
         "build_contract",
         "build_eagle3_config",
+        "build_medusa_config",
         "build_mtp_config",
         "canonical_name",
         "check_config_keys",

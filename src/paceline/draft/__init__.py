@@ -19,6 +19,7 @@ from paceline.draft.eagle3 import (
 from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import export_draft, import_draft
+from paceline.draft.medusa import build_medusa_config
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
 from paceline.draft.packed import dequantize_tensors, pack_codes, unpack_codes
@@ -45,6 +46,7 @@ __all__ = [
     "TensorRule",
     "build_contract",
     "build_eagle3_config",
+    "build_medusa_config",
     "build_mtp_config",
     "canonical_name",
     "check_config_keys",

@@ -77,6 +77,13 @@ def _check_k(plan: Plan, notes: list[str]) -> None:
             fix="Leave K out to take the draft's own value.",
         )
     stated = plan.draft.num_speculative_tokens if plan.draft is not None else None
+    if plan.method == "medusa" and stated is not None and k > stated:
+        raise PlanError(
+            f"K = {k}, but the draft has {stated} heads",
+            where="num_speculative_tokens",
+            expected=f"at most {stated}, one head a drafted token",
+            fix="vLLM would look for a head that the folder does not hold, and stop.",
+        )
     if stated is not None and k > stated and METHODS[plan.method].has_weights:
         notes.append(
             f"K = {k}, but the draft states {stated}: later positions run the same layer once more"
@@ -174,7 +181,8 @@ def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
                 where=where,
                 fix=fix,
             )
-    _check_taps(config, target.num_hidden_layers, where, fix)
+    if draft.family == "eagle3":
+        _check_taps(config, target.num_hidden_layers, where, fix)
     trained = draft.metadata.get("trained")
     if isinstance(trained, Mapping):
         _compare_training(trained, plan, notes)

@@ -27,6 +27,7 @@ _CUDA_MAX_MODEL_LEN = 16384 + 64
 _KV_BLOCK_TOKENS = 128  # the CPU backend's block; larger than CUDA's 16
 _KV_FLOOR_BYTES = 64 * 2**20
 _KV_CPU_CEILING_BYTES = 256 * 2**20
+_ONLY_V1 = ("medusa",)  # families that vLLM's second model runner does not know
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,8 @@ def build_plan(
     if kv_cache_bytes is None:
         kv_cache_bytes = _default_kv_bytes(target, draft, device, max_model_len, max_num_seqs)
 
-    runner = "v1" if device == "cpu" or not METHODS[method].has_weights else "v2"
+    is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
+    runner = "v1" if is_v1 else "v2"
     if device == "cuda" and method == "none":
         runner = "v2"
     engine_args: dict[str, Any] = {
@@ -129,7 +131,7 @@ def build_plan(
         "max_num_seqs": max_num_seqs,
         "enforce_eager": device == "cpu" if enforce_eager is None else enforce_eager,
         "enable_prefix_caching": prefix_caching,
-        "async_scheduling": device == "cuda" and not is_model_free(method),
+        "async_scheduling": runner == "v2" and not is_model_free(method),
         "disable_log_stats": False,
         "tensor_parallel_size": 1,
         "seed": seed,
@@ -139,6 +141,9 @@ def build_plan(
         engine_args["gdn_prefill_backend"] = "triton"  # the other one needs FlashInfer's kernels
     if kv_cache_bytes is not None:
         engine_args["kv_cache_memory_bytes"] = kv_cache_bytes
+    is_nested = "text_config" in target.config and "vocab_size" not in target.config
+    if method == "medusa" and is_nested:  # vLLM asks a multimodal target's outer config, and stops
+        engine_args["hf_overrides"] = {"vocab_size": target.vocab_size}
     speculative = _speculation(method, draft, k, ngram_min, ngram_max, notes)
     if speculative:
         engine_args.update(speculative, per_request_spec_decode_metrics="detailed")
@@ -234,11 +239,12 @@ def _speculation(
 def kv_bytes_per_token(target: TargetFacts, draft: Draft | None) -> int:
     """Bytes of bf16 KV cache a token takes in the target's full attention and the draft's layers.
 
+    Medusa's layers keep nothing.
     An estimate for choosing the pool; what counts for a score is measured by the inspector.
     """
     full = sum("full" in kind for kind in target.layer_types) or target.num_hidden_layers
     total = full * target.num_key_value_heads * target.head_dim * 4
-    if draft is not None and METHODS[draft.family].has_weights:
+    if draft is not None and METHODS[draft.family].has_weights and draft.family != "medusa":
         config = draft.config
         heads = int(config.get("num_key_value_heads") or target.num_key_value_heads)
         head_dim = int(config.get("head_dim") or target.head_dim)

@@ -30,7 +30,7 @@ from paceline.train.checkpoint import (
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget, load_frozen_target
-from paceline.train.losses import LossTerms, head_loss
+from paceline.train.losses import LossTerms, heads_loss
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
@@ -158,7 +158,7 @@ def train_step(
     recipe: Recipe,
 ) -> StepResult:
     """Forward of one batch: the K-step unroll and its loss."""
-    (head,) = module.output_heads(frozen.head_VD)
+    heads = module.output_heads(frozen.head_VD)
     num_steps, mix = len(batch.source_KM), recipe.loss
     outputs, _ = module.unroll(
         batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
@@ -166,16 +166,16 @@ def train_step(
     student_KMD = torch.stack(
         [out.flatten(0, 1)[source] for out, source in zip(outputs, batch.source_KM, strict=True)]
     )
-    result = head_loss(
+    result = heads_loss(
         student_KMD,
-        head,
+        heads,
         teacher_MD=batch.final_MD,
         teacher_head_VD=teacher_head_VD,
         labels_M=batch.labels_M,
         weights_KM=batch.weights_KM,
         terms=LossTerms(soft=mix.soft, hard=mix.hard, variation=mix.variation, reverse=mix.reverse),
-        block=block_rows(len(head), num_steps, head.device),
-        chunk=chunk_rows(len(head), head.device),
+        block=block_rows(len(heads[0]), num_steps, heads[0].device),
+        chunk=chunk_rows(len(heads[0]), heads[0].device),
     )
     counted = batch.weights_KM > 0
     return StepResult(loss=result.loss, correct_KM=result.correct_KM & counted, counted_KM=counted)

@@ -20,13 +20,14 @@ Shapes: K steps, M supervised tokens, D hidden, V draft vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["HeadLoss", "LossTerms", "head_loss"]
+__all__ = ["HeadLoss", "LossTerms", "head_loss", "heads_loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,43 @@ def head_loss(
         chunk,
     )
     return HeadLoss(loss=loss, correct_KM=correct)
+
+
+def heads_loss(
+    student_KMD: Tensor,
+    heads: Sequence[Tensor],
+    *,
+    teacher_MD: Tensor,
+    teacher_head_VD: Tensor,
+    labels_M: Tensor,
+    weights_KM: Tensor,
+    terms: LossTerms,
+    block: int,
+    chunk: int,
+) -> HeadLoss:
+    """`head_loss` with one matrix [V, D] for all K steps, or K of them."""
+    if len(heads) == 1:
+        steps = [slice(0, len(student_KMD))]
+    else:
+        steps = [slice(step, step + 1) for step in range(len(student_KMD))]
+    found = [
+        head_loss(
+            student_KMD[step],
+            head,
+            teacher_MD=teacher_MD,
+            teacher_head_VD=teacher_head_VD,
+            labels_M=labels_M,
+            weights_KM=weights_KM[step],
+            terms=terms,
+            block=block,
+            chunk=chunk,
+        )
+        for step, head in zip(steps, heads, strict=True)
+    ]
+    return HeadLoss(
+        loss=torch.stack([one.loss for one in found]).sum(),
+        correct_KM=torch.cat([one.correct_KM for one in found]),
+    )
 
 
 class _HeadLoss(torch.autograd.Function):

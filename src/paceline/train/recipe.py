@@ -65,13 +65,14 @@ __all__ = [
 
 # what `init.from` may say beside a draft folder, and for which families
 INIT_WORDS: dict[str, tuple[str, ...]] = {
-    "target": ("eagle3", "mtp"),
-    "random": ("eagle3", "mtp"),
+    "target": ("eagle3", "mtp", "medusa"),
+    "random": ("eagle3", "mtp", "medusa"),
 }
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 # the keys of [draft] that each family reads beside num_speculative_tokens
 _SHAPE_KEYS: dict[str, tuple[str, ...]] = {
     "eagle3": ("draft_vocab_size", *_SIZES, "aux_layer_ids", "norm_before_residual"),
+    "medusa": ("num_layers", "one_head", "trains_head"),
     "mtp": (),  # vLLM builds an MTP head from the target's own config
 }
 
@@ -89,7 +90,11 @@ class Init:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftShape:
-    """The draft's own sizes; None takes the target's."""
+    """The draft's own sizes; None takes the target's.
+
+    num_layers: Medusa's residual layers a head, 1. one_head: its heads end in one output matrix.
+    trains_head: that matrix is trained too, not kept as the target's.
+    """
 
     num_speculative_tokens: int
     draft_vocab_size: int | None = None
@@ -99,6 +104,9 @@ class DraftShape:
     head_dim: int | None = None
     aux_layer_ids: tuple[int, ...] | None = None
     norm_before_residual: bool = False
+    num_layers: int | None = None
+    one_head: bool = True
+    trains_head: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +176,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "position_weights": list,
     "aux_layer_ids": list,
     "norm_before_residual": bool,
+    "one_head": bool,
+    "trains_head": bool,
 }
 
 
@@ -291,7 +301,7 @@ def _check(recipe: Recipe, where: str) -> None:
             f"{num_weights} positive numbers, one a drafted token",
         ),
     ]
-    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
+    for name in (*_SIZES[:3], "num_layers"):
         size = getattr(draft, name)
         checks.append((size is None or size >= 1, f"draft.{name}", size, "at least 1"))
     width = draft.head_dim

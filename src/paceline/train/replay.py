@@ -130,21 +130,28 @@ def propose(
         torch.tensor([list(bases)], device=device),
         frozen.embedding_VD,
         num_steps=num_speculative_tokens,
-        head_VD=_head(module, frozen),
+        head_VD=_head(module, frozen, 0),
     )
     rows = torch.stack([step[0] for step in proposed], dim=-1).tolist()
     return [tuple(row) for row in rows], torch.stack([step[0] for step in states], dim=1)
 
 
-def _head(module: DraftModule, frozen: FrozenTarget) -> Tensor:
-    return module.output_heads(frozen.head_VD)[0]
+def _head(module: DraftModule, frozen: FrozenTarget, step: int) -> Tensor:
+    heads = module.output_heads(frozen.head_VD)
+    return heads[step if len(heads) > 1 else 0]
 
 
 def measure_gap(
-    module: DraftModule, frozen: FrozenTarget, state_D: Tensor, *, proposed: int, other: int | None
+    module: DraftModule,
+    frozen: FrozenTarget,
+    state_D: Tensor,
+    *,
+    proposed: int,
+    other: int | None,
+    step: int = 0,
 ) -> float:
-    """Logits between the proposed token and another; other None is the draft's second choice."""
-    logits_V = F.linear(state_D.float(), _head(module, frozen).float())
+    """Logits between the token that a step proposed and another; None: its second choice."""
+    logits_V = F.linear(state_D.float(), _head(module, frozen, step).float())
     ids_V = torch.arange(len(logits_V), device=logits_V.device)
     ids_V = module.to_target_ids(ids_V)
     mine, rest = logits_V[ids_V == proposed], logits_V[ids_V != proposed]
@@ -205,7 +212,9 @@ def replay_draft(
             if served != trained:
                 at = min(served, trained)
                 other = delivered[at] if served > trained else None
-                gap = measure_gap(module, frozen, states_KD[at], proposed=row[at], other=other)
+                gap = measure_gap(
+                    module, frozen, states_KD[at], proposed=row[at], other=other, step=at
+                )
                 gaps.append(abs(gap))
             for position in range(width):
                 served_at[position] += served > position

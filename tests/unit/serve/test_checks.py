@@ -206,3 +206,26 @@ def test_an_interpreter_that_does_not_run_is_said(
     monkeypatch.setenv("PACELINE_VLLM_PYTHON", "/nowhere/python")
     with pytest.raises(PlanError, match="interpreter does not run"):
         check_plan(build_plan(make_target(), device="cpu"))
+
+
+_HEADS = {"hidden_size": 16, "vocab_size": 64, "num_heads": 3, "num_hidden_layers": 4}
+
+
+def test_more_tokens_than_medusa_heads_are_refused(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    draft = make_draft(family="medusa", config=_HEADS)
+    assert check_plan(build_plan(make_target(), draft, device="cpu")) == []
+    assert (
+        check_plan(build_plan(make_target(), draft, num_speculative_tokens=2, device="cpu")) == []
+    )
+    with pytest.raises(PlanError, match="K = 4, but the draft has 3 heads"):
+        check_plan(build_plan(make_target(), draft, num_speculative_tokens=4, device="cpu"))
+
+
+def test_medusa_heads_of_another_width_are_refused(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    draft = make_draft(family="medusa", config={**_HEADS, "hidden_size": 24})
+    with pytest.raises(PlanError, match="hidden_size 24, toy has 16"):
+        check_plan(build_plan(make_target(), draft, device="cpu"))

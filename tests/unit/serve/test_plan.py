@@ -202,3 +202,20 @@ def test_description_holds_every_argument_and_variable(
         assert f"speculative_config.{name}" in labels
     for name in plan.env:
         assert f"env {name}" in labels
+
+
+def test_medusa_runs_on_the_first_runner_and_keeps_no_cache(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    target = make_target()
+    config = {"hidden_size": 16, "vocab_size": 64, "num_heads": 3, "num_hidden_layers": 4}
+    draft = make_draft(family="medusa", config=config)
+    plan = build_plan(target, draft, device="cuda")
+    assert (plan.runner, plan.engine_args["async_scheduling"]) == ("v1", False)
+    assert plan.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert kv_bytes_per_token(target, draft) == kv_bytes_per_token(target, None)
+    assert "hf_overrides" not in plan.engine_args
+    # a multimodal target's outer config has no vocab_size, and vLLM asks it for Medusa's
+    nested = make_target(config={"text_config": {"vocab_size": 64}})
+    assert build_plan(nested, draft, device="cpu").engine_args["hf_overrides"] == {"vocab_size": 64}
+    assert "hf_overrides" not in build_plan(nested, device="cpu").engine_args

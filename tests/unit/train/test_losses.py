@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.losses import LossTerms, head_loss
+from paceline.train.losses import LossTerms, head_loss, heads_loss
 
 K, M, D, V = 3, 7, 5, 11
 
@@ -91,3 +91,41 @@ def test_kl_of_the_teacher_itself_is_zero() -> None:
     )
     assert abs(result.loss.item()) < 1e-12
     assert bool(result.correct_KM.all())
+
+
+def test_a_matrix_for_each_step_is_the_sum_of_single_steps() -> None:
+    """heads_loss with K matrices: each step's loss and gradients from its own matrix alone."""
+    torch.manual_seed(2)
+    student = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    heads = [torch.randn(16, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    teacher = torch.randn(5, 8, dtype=torch.float64)
+    teacher_head = torch.randn(16, 8, dtype=torch.float64)
+    labels = torch.randint(0, 16, (5,))
+    weights = torch.rand(3, 5, dtype=torch.float64)
+    found = heads_loss(
+        student,
+        heads,
+        teacher_MD=teacher,
+        teacher_head_VD=teacher_head,
+        labels_M=labels,
+        weights_KM=weights,
+        terms=LossTerms(soft=1.0, hard=0.3),
+        block=4,
+        chunk=2,
+    )
+    found.loss.backward()
+    mine = [student.grad, *(head.grad for head in heads)]
+    again = student.detach().requires_grad_()
+    others = [head.detach().requires_grad_() for head in heads]
+    q = (teacher @ teacher_head.T).log_softmax(-1)
+    total = torch.zeros((), dtype=torch.float64)
+    for step, head in enumerate(others):
+        p = (again[step] @ head.T).log_softmax(-1)
+        soft = (q.exp() * (q - p)).sum(-1)
+        hard = -p.gather(1, labels[:, None])[:, 0]
+        total = total + (weights[step] * (soft + 0.3 * hard)).sum()
+        assert torch.equal(found.correct_KM[step], p.argmax(-1) == labels)
+    total.backward()
+    torch.testing.assert_close(found.loss, total)
+    for one, other in zip(mine, [again.grad, *(head.grad for head in others)], strict=True):
+        torch.testing.assert_close(one, other)

@@ -8,10 +8,22 @@ from typing import Any
 
 import torch
 
-from paceline.draft import build_eagle3_config, build_mtp_config, default_aux_layer_ids
+from paceline.draft import (
+    build_eagle3_config,
+    build_medusa_config,
+    build_mtp_config,
+    default_aux_layer_ids,
+)
 from paceline.errors import RecipeError
 from paceline.target import TargetFacts
-from paceline.train.families import eagle3, eagle3_weights, mtp, mtp_weights
+from paceline.train.families import (
+    eagle3,
+    eagle3_weights,
+    medusa,
+    medusa_weights,
+    mtp,
+    mtp_weights,
+)
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import Recipe
@@ -112,6 +124,30 @@ def _mtp_random(module: mtp.Mtp, start: Start) -> list[str]:
     return []
 
 
+def _medusa_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    shape = recipe.draft
+    return build_medusa_config(
+        target,
+        num_heads=shape.num_speculative_tokens,
+        num_layers=shape.num_layers or 1,
+        one_head=shape.one_head,
+    )
+
+
+def _medusa_start(module: medusa.Medusa, start: Start) -> list[str]:
+    taken = medusa_weights.start_medusa_from_target(module, start.frozen)
+    if not start.recipe.draft.trains_head:
+        module.freeze_output()
+    return taken
+
+
+def _medusa_random(module: medusa.Medusa, start: Start) -> list[str]:
+    medusa_weights.start_medusa_random(module, start.seed)
+    if not start.recipe.draft.trains_head:
+        module.freeze_output()
+    return []
+
+
 def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
 
@@ -127,5 +163,10 @@ FAMILIES: dict[str, Family] = {
         build_config=lambda recipe, target: build_mtp_config(target),
         build_module=mtp.build_module,
         starts={"target": _mtp_start, "random": _mtp_random},
+    ),
+    "medusa": Family(
+        build_config=_medusa_config,
+        build_module=medusa.build_module,
+        starts={"target": _medusa_start, "random": _medusa_random},
     ),
 }
