@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.draft.check_keys import has_kind
+from paceline.draft.envelope import Envelope, check_envelope, is_envelope, open_envelope
 from paceline.draft.index import INDEX_NAME, check_index
 from paceline.draft.rows import Key
 from paceline.draft.table import FAMILIES
@@ -38,12 +39,17 @@ _LIMITS = JsonLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class FolderScan:
-    """What could be read. A field is None when its file is absent or unreadable."""
+    """What could be read. A field is None when its file is absent or unreadable.
+
+    config: as vLLM reads it: of a speculators envelope the model inside, and envelope is the file
+    itself; spec is then what the envelope says, where there is no spec.json.
+    """
 
     path: Path
     names: tuple[str, ...]
     spec: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
+    envelope: Envelope | None = None
     metadata: dict[str, Any] | None = None
     index: dict[str, Any] | None = None
     headers: Mapping[str, Header] = field(default_factory=dict)
@@ -151,8 +157,18 @@ def scan_folder(path: str | Path) -> FolderScan:
         objects[name] = _read_object(path / name, limits, problems) if name in names else None
     headers, found = _scan_headers(path, [name for name in names if name.endswith(".safetensors")])
     problems.extend(found)
-    if "spec.json" in names and objects["spec.json"] is not None:
-        problems.extend(check_spec(objects["spec.json"]))
+    config, envelope, spec = objects["config.json"], None, objects["spec.json"]
+    if config is not None and is_envelope(config):
+        problems.extend(check_envelope(config))
+        envelope = open_envelope(config)
+        config = envelope.config if envelope is not None else None
+    if "spec.json" in names and spec is not None:
+        problems.extend(check_spec(spec))
+    elif "spec.json" not in names and envelope is not None and envelope.num_speculative_tokens:
+        spec = {
+            "family": envelope.family,
+            "num_speculative_tokens": envelope.num_speculative_tokens,
+        }
     elif "spec.json" not in names:
         problems.append(
             Problem(
@@ -169,8 +185,9 @@ def scan_folder(path: str | Path) -> FolderScan:
     return FolderScan(
         path=path,
         names=tuple(names),
-        spec=objects["spec.json"],
-        config=objects["config.json"],
+        spec=spec,
+        config=config,
+        envelope=envelope,
         metadata=objects["metadata.json"],
         index=objects[INDEX_NAME],
         headers=headers,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.draft.contracts import build_contract
+from paceline.draft.envelope import ENVELOPE_KEYS
 from paceline.draft.folder import FolderScan, scan_folder
 from paceline.draft.keys import LEFTOVERS
 from paceline.draft.read import Draft, read_draft
@@ -25,7 +26,7 @@ from paceline.draft.sizes import (
 )
 from paceline.draft.table import FAMILIES
 from paceline.errors import DraftError
-from paceline.problems import require_none, show_value
+from paceline.problems import require_none, show_value, without_notes
 from paceline.records import atomic_folder, write_json
 from paceline.safetensors_header import TensorInfo
 
@@ -56,7 +57,7 @@ def import_draft(
         raise DraftError("there is no such folder", where=str(source), expected="a draft folder")
     scan = scan_folder(source)
     require_none(
-        [problem for problem in scan.problems if problem.file != "spec.json"],
+        without_notes([problem for problem in scan.problems if problem.file != "spec.json"]),
         DraftError,
         folder=str(source),
     )
@@ -66,14 +67,14 @@ def import_draft(
             where=str(source),
             expected="config.json and *.safetensors",
         )
-    form, family, config, own_k = _convert(scan.config, source)
+    form, family, config, own_k = _convert(scan)
     kept = {key: value for key, value in config.items() if key in _keys_of(family, config)}
     k = num_speculative_tokens or own_k or _DEFAULT_K
     tensors, dropped = _select(scan, family, kept)
     trained = {
         "imported": {
             "format": form,
-            "dropped_keys": sorted(set(config) - set(kept)),
+            "dropped_keys": _list_dropped(scan, kept),
             "dropped_tensors": dropped,
         }
     }
@@ -85,6 +86,18 @@ def import_draft(
             _copy_tensors(file, source, tensors)
         read_draft(folder)
     return read_draft(out_dir)
+
+
+def _list_dropped(scan: FolderScan, kept: Mapping[str, Any]) -> list[str]:
+    """Keys of the source that the new config.json lacks; of an envelope, those that say more than
+    how it is wrapped."""
+    layers: list[Mapping[str, Any]] = [scan.config or {}]
+    if scan.envelope is not None:
+        raw = scan.envelope.raw
+        layers = [raw["transformer_layer_config"]]
+        layers.append({key: 0 for key in raw if key not in ENVELOPE_KEYS})
+    named = {key for layer in layers for key, value in layer.items() if value is not None}
+    return sorted(named - set(kept))
 
 
 # What the envelope says beside the layer's own config.
@@ -194,111 +207,37 @@ def _keys_of(family: str, config: Mapping[str, Any]) -> set[str]:
     )
 
 
-def _convert(
-    config: Mapping[str, Any], source: Path
-) -> tuple[str, str, dict[str, Any], int | None]:
+def _convert(scan: FolderScan) -> tuple[str, str, dict[str, Any], int | None]:
     """(format, family, plain config, K of the folder)."""
-    kind = config.get("speculators_model_type")
-    if kind is not None or "speculators_config" in config:
-        if kind not in _FROM_SPECULATORS:
-            raise DraftError(
-                f"speculators' type {show_value(kind)} cannot be read",
-                where=f"{source}/config.json: speculators_model_type",
-                expected=", ".join(_FROM_SPECULATORS),
-            )
-        layer = config.get("transformer_layer_config")
-        if not isinstance(layer, dict):
-            raise DraftError(
-                "the envelope holds no layer",
-                where=f"{source}/config.json: transformer_layer_config",
-                expected="an object",
-            )
-        family, plain = _FROM_SPECULATORS[str(kind)](config, dict(layer))
-        plain = {key: value for key, value in plain.items() if value is not None}
-        return f"speculators {kind}", family, plain, _read_k(config)
-    names = config.get("architectures")
+    assert scan.config is not None
+    plain = {key: value for key, value in scan.config.items() if value is not None}
+    if scan.envelope is not None:
+        opened = scan.envelope
+        raw = opened.raw
+        plain["tie_word_embeddings"] = False
+        ids = plain.get("eagle_aux_hidden_state_layer_ids")
+        if opened.family == "eagle3" and isinstance(ids, list):
+            plain.setdefault("num_aux_hidden_states", len(ids))
+        if "pard_token" in plain:
+            plain["mask_token_id"] = plain.pop("pard_token")
+        dtype = raw.get("dtype") or raw.get("torch_dtype")
+        if dtype is not None:
+            plain.setdefault("dtype", dtype)
+        return f"speculators {opened.kind}", opened.family, plain, opened.num_speculative_tokens
+    names = plain.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    plain = {key: value for key, value in config.items() if value is not None}
-    if name == "DFlashDraftModel" or "dflash_config" in config:
-        block = config.get("block_size")
+    if name == "DFlashDraftModel" or "dflash_config" in plain:
+        block = plain.get("block_size")
         k = block - 1 if isinstance(block, int) and block > 1 else None
         return "dflash", "dflash", {**plain, "architectures": ["DFlashDraftModel"]}, k
     if any(name in variant.architectures for variant in FAMILIES["eagle3"].variants):
         return "eagle3", "eagle3", plain, None
     raise DraftError(
         f"architecture {show_value(name)} is no draft that can be imported",
-        where=f"{source}/config.json",
+        where=f"{scan.path}/config.json",
         expected="a speculators envelope, a DFlash folder or an EAGLE-3 folder",
         fix="A folder with spec.json is read as it is; a whole model is a draft_model.",
     )
-
-
-def _read_k(config: Mapping[str, Any]) -> int | None:
-    try:
-        k = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
-    except (KeyError, IndexError, TypeError):
-        return None
-    return k if isinstance(k, int) and not isinstance(k, bool) and k > 0 else None
-
-
-def _require(config: Mapping[str, Any], key: str) -> Any:
-    if config.get(key) is None:
-        raise DraftError(
-            f"'{key}' is missing, and vLLM stops without it", where=f"config.json: {key}"
-        )
-    return config[key]
-
-
-def _from_eagle3(
-    config: Mapping[str, Any], layer: dict[str, Any], *, norm_before_residual: bool = True
-) -> tuple[str, dict[str, Any]]:
-    """As vLLM's update_eagle3: norm_before_residual defaults to true here, and only here."""
-    is_qwen3 = layer.get("model_type") == "qwen3"
-    for key in ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
-        layer[key] = config.get(key)
-    layer["norm_before_residual"] = config.get("norm_before_residual", norm_before_residual)
-    for key in ("norm_before_fc", "fc_norm", "norm_output"):
-        layer[key] = config.get(key, False)
-    ids = layer["eagle_aux_hidden_state_layer_ids"]
-    if isinstance(ids, list) and ids:
-        layer["num_aux_hidden_states"] = len(ids)
-    layer.setdefault("model_type", "llama")
-    layer["architectures"] = ["Eagle3Qwen3ForCausalLM" if is_qwen3 else "Eagle3LlamaForCausalLM"]
-    layer["tie_word_embeddings"] = False
-    layer.setdefault("dtype", config.get("dtype") or config.get("torch_dtype"))
-    return "eagle3", layer
-
-
-def _from_peagle(config: Mapping[str, Any], layer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    family, plain = _from_eagle3(config, layer, norm_before_residual=False)
-    plain["mask_token_id"] = _require(config, "mask_token_id")
-    return family, plain
-
-
-def _from_dflash(config: Mapping[str, Any], layer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Its layer ids are EAGLE-3's, one above DFlash's own."""
-    ids = _require(config, "aux_hidden_state_layer_ids")
-    layer |= {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "draft_vocab_size": config.get("draft_vocab_size"),
-        "target_hidden_size": config.get("target_hidden_size"),
-        "block_size": config.get("block_size"),
-        "eagle_aux_hidden_state_layer_ids": ids,
-        "tie_word_embeddings": False,
-        "dflash_config": {
-            "mask_token_id": _require(config, "mask_token_id"),
-            "target_layer_ids": [i - 1 for i in ids],
-            "causal": not config.get("sliding_window_non_causal", True),
-        },
-    }
-    layer.setdefault("dtype", config.get("dtype") or config.get("torch_dtype"))
-    return "dflash", layer
-
-
-_FROM_SPECULATORS: dict[
-    str, Callable[[Mapping[str, Any], dict[str, Any]], tuple[str, dict[str, Any]]]
-] = {"eagle3": _from_eagle3, "peagle": _from_peagle, "dflash": _from_dflash}
 
 
 def _select(

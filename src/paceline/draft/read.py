@@ -100,7 +100,7 @@ def read_draft(path: str | Path) -> Draft:
         scan = scan_folder(path)
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
-    require_none(list(scan.problems), DraftError, folder=str(path))
+    require_none(without_notes(list(scan.problems)), DraftError, folder=str(path))
     spec, config = scan.spec or {}, scan.config or {}
     family: str = spec["family"]
     if METHODS[family].has_weights:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.draft import check_config_keys, find_variant, has_kind
-from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -33,7 +33,9 @@ _CODE_KEYS = {
 _PLACE = "_name_or_path"  # exporters leave the name of a model there, which is no harm
 # Read by validate.quantization.
 _OF_OTHERS = ("quantization_config", "compression_config")
-_SPECULATORS = "speculators_config"
+_SPECULATORS = "speculators_config"  # read by validate.speculators
+# What speculators itself leaves in an envelope: the class of its own config, in no file beside it.
+_OWN_CLASS = re.compile(r"[A-Za-z0-9_.]{1,80}Config")
 
 
 def _find_code_keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -60,10 +62,31 @@ def _leads_away(value: Any) -> bool:
     )
 
 
+def _names_own_class(value: Any) -> bool:
+    """{"": "eagle3.Eagle3SpeculatorConfig"}: no auto class, no repository, no path."""
+    name = value.get("") if isinstance(value, dict) and len(value) == 1 else None
+    return isinstance(name, str) and _OWN_CLASS.fullmatch(name) is not None
+
+
 def check_code_keys(case: Case) -> Iterator[Finding]:
     """Keys of config.json and spec.json, at any depth, by which a loader can run code."""
-    for document, content in ((_FILE, case.config), ("spec.json", case.scan.spec or {})):
+    envelope = case.scan.envelope
+    config = case.config if envelope is None else envelope.raw
+    for document, content in ((_FILE, config), ("spec.json", case.scan.spec or {})):
         for path, key in _find_code_keys(content):
+            if path == "auto_map" and envelope is not None and _names_own_class(config[key]):
+                yield finding(
+                    "cfg.auto_map",
+                    document,
+                    "key 'auto_map' names a class of the speculators package; vLLM 0.31.0 reads"
+                    " nothing of an envelope by it",
+                    where=path,
+                    found=key,
+                    expected="no such key",
+                    fix="Remove it.",
+                    severity="warning",
+                )
+                continue
             yield finding(
                 "cfg.auto_map",
                 document,
@@ -89,35 +112,10 @@ def check_config(case: Case) -> Iterator[Finding]:
 
 def check_keys(case: Case, family: str) -> Iterator[Finding]:
     """Keys, types, ranges, architecture and model_type, as the table of contracts has them."""
-    if _SPECULATORS in case.config:
-        yield finding(
-            "cfg.spec",
-            _FILE,
-            f"the speculators format fixes method and target by itself: {_tell_speculators(case)}",
-            where=_SPECULATORS,
-            found=_SPECULATORS,
-            expected="no key",
-            fix="Write a plain config.json; the method belongs in spec.json.",
-        )
     variant = find_variant(family, case.config)
     never = variant.never if variant is not None else {}
     skip = {*_CODE_KEYS, *_OF_OTHERS, _SPECULATORS} - {*never, _PLACE}
     yield from map(from_problem, check_config_keys(family, case.config, skip=skip))
-
-
-def _tell_speculators(case: Case) -> str:
-    """What vLLM would lock: algorithm, K and verifier, as the folder names them."""
-    settings = case.config[_SPECULATORS]
-    settings = settings if isinstance(settings, dict) else {}
-    verifier, proposals = settings.get("verifier"), settings.get("proposal_methods")
-    first = proposals[0] if isinstance(proposals, list) and proposals else {}
-    named = {
-        "algorithm": settings.get("algorithm"),
-        "K": first.get("speculative_tokens") if isinstance(first, dict) else None,
-        "verifier": verifier.get("name_or_path") if isinstance(verifier, dict) else None,
-    }
-    told = [f"{key} {show_value(value, limit=60)}" for key, value in named.items() if value]
-    return ", ".join(told) or "it names none"
 
 
 def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
+from paceline.validate.speculators import is_same_model
 
 __all__ = [
     "check_content",
@@ -57,7 +58,7 @@ def check_rules_target(case: Case) -> Iterator[Finding]:
     if case.rules is None or case.target is None:
         return
     wanted, given = case.rules.target.name, case.target.name
-    if not _is_same_model(wanted, given):
+    if not is_same_model(wanted, given):
         yield finding(
             "rules.target",
             "",
@@ -67,12 +68,6 @@ def check_rules_target(case: Case) -> Iterator[Finding]:
             expected=wanted,
             fix="Give --target the contest's model for the verdict that counts.",
         )
-
-
-def _is_same_model(wanted: str, given: str) -> bool:
-    """The last part of a name or folder, whatever its case, owner or commit."""
-    bare = given.rstrip("/").split("/")[-1].split("@")[0]
-    return bare.lower() == wanted.split("/")[-1].lower()
 
 
 def check_metadata(case: Case) -> Iterator[Finding]:

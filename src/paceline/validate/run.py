@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from paceline.validate.mtp import check_mtp
 from paceline.validate.quantization import check_quantization
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
 from paceline.validate.rules import list_unchecked
+from paceline.validate.speculators import check_speculators
 from paceline.validate.taps import check_taps
 from paceline.validate.target_quantization import check_target_quantization
 from paceline.validate.values import check_values
@@ -82,7 +84,8 @@ def validate_draft(
             if not is_given
         ]
         unchecked = {rule_id for name in missing for rule_id in list_unchecked(name)[0]}
-        return build_report(_run(case, deep, run), unchecked=sorted(unchecked))
+        found = (_place(case, item) for item in _run(case, deep, run))
+        return build_report(found, unchecked=sorted(unchecked))
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
 
@@ -112,6 +115,14 @@ def _build_case(
         is_contest=limits is not None,
         rules=rules,
     )
+
+
+def _place(case: Case, item: Finding) -> Finding:
+    """The rules read the model inside an envelope; an author looks into the file."""
+    envelope = case.scan.envelope
+    if envelope is None or item.file != "config.json":
+        return item
+    return replace(item, where=envelope.locate(item.where))
 
 
 @cache
@@ -144,6 +155,7 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     if has_weights:
         yield from check_path(case)
     yield from check_metadata(case)
+    yield from check_speculators(case)
     if case.scan.config is not None and case.family == "mtp":
         yield from check_mtp(case)
     elif case.scan.config is not None and case.family in _BY_TABLE:

@@ -20,6 +20,7 @@ from builders import (
     random_bf16,
     write_safetensors,
 )
+from envelopes import build_envelope
 
 __all__ = ["BAD_FOLDERS", "build_packed", "raw_header"]
 
@@ -172,7 +173,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "cfg.arch": changed_config(architectures=["MistralForCausalLM"]),
     "cfg.model_type": changed_config(model_type="qwen3_next"),
     "cfg.family": changed_spec(family="mtp"),
-    "cfg.spec": changed_config(speculators_config={"algorithm": "eagle3"}),
+    "cfg.spec": lambda folder: build_envelope(folder, speculators_model_type="hydra"),
     "cfg.hidden": lambda folder: build_draft(folder, config={"hidden_size": 32, "head_dim": 8}),
     "cfg.vocab": lambda folder: build_draft(folder, config={"vocab_size": 72}),
     "cfg.pos": changed_config(max_position_embeddings=2048),
