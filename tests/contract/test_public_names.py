@@ -43,6 +43,7 @@ NAMES: dict[str, list[str]] = {
         "Scheme",
         "TensorRule",
         "build_contract",
+        "build_draft_model_config",
         "build_eagle3_config",
         "build_medusa_config",
         "build_mtp_config",

@@ -10,6 +10,7 @@ from paceline.draft.contracts import (
     canonical_name,
     find_variant,
 )
+from paceline.draft.draft_model import build_draft_model_config
 from paceline.draft.eagle3 import (
     Eagle3Sizes,
     default_aux_layer_ids,
@@ -45,6 +46,7 @@ __all__ = [
     "Scheme",
     "TensorRule",
     "build_contract",
+    "build_draft_model_config",
     "build_eagle3_config",
     "build_medusa_config",
     "build_mtp_config",

@@ -84,7 +84,8 @@ def _check_k(plan: Plan, notes: list[str]) -> None:
             expected=f"at most {stated}, one head a drafted token",
             fix="vLLM would look for a head that the folder does not hold, and stop.",
         )
-    if stated is not None and k > stated and METHODS[plan.method].has_weights:
+    is_trained_for_k = METHODS[plan.method].has_weights and plan.method != "draft_model"
+    if stated is not None and k > stated and is_trained_for_k:
         notes.append(
             f"K = {k}, but the draft states {stated}: later positions run the same layer once more"
             " and were not trained for it"
@@ -108,7 +109,20 @@ def _check_lengths(plan: Plan, notes: list[str]) -> None:
     if plan.draft is None or not METHODS[plan.method].has_weights:
         return
     positions = plan.draft.config.get("max_position_embeddings")
-    if isinstance(positions, int) and positions < plan.max_model_len:
+    if not isinstance(positions, int) or positions >= plan.max_model_len:
+        return
+    if plan.method == "draft_model":
+        what = f"the draft model knows {positions} positions, max_model_len is {plan.max_model_len}"
+        if plan.target.is_hybrid:
+            raise PlanError(
+                f"{what}: vLLM drafts nothing beyond, and a hybrid target's step without a draft"
+                " reads a stale recurrent state (vLLM #39273)",
+                where=f"{plan.draft.path}/config.json: max_position_embeddings",
+                expected=f"at least {plan.max_model_len}",
+                fix="Lower max_model_len.",
+            )
+        notes.append(f"{what}: vLLM drafts nothing beyond")
+    else:
         notes.append(
             f"the draft knows {positions} positions, max_model_len is {plan.max_model_len}: vLLM"
             " stretches the draft's rotary table, positions beyond were not trained"
@@ -175,6 +189,8 @@ def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
         ("hidden_size", expected_hidden, target.hidden_size),
         ("vocab_size", config.get("vocab_size"), target.vocab_size),
     ):
+        if key == "hidden_size" and draft.family == "draft_model":  # a model of its own
+            continue
         if found != right:
             raise PlanError(
                 f"the draft is for a target with {key} {found}, {target.name} has {right}",

@@ -30,7 +30,8 @@ from paceline.train.checkpoint import (
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget, load_frozen_target
-from paceline.train.losses import LossTerms, heads_loss
+from paceline.train.losses import build_terms, heads_loss
+from paceline.train.pacing import confidences, pace_weights
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
@@ -160,21 +161,28 @@ def train_step(
     """Forward of one batch: the K-step unroll and its loss."""
     heads = module.output_heads(frozen.head_VD)
     num_steps, mix = len(batch.source_KM), recipe.loss
+    block = block_rows(len(heads[0]), num_steps, heads[0].device)
     outputs, _ = module.unroll(
         batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
     )
     student_KMD = torch.stack(
         [out.flatten(0, 1)[source] for out, source in zip(outputs, batch.source_KM, strict=True)]
     )
+    weights_KM = batch.weights_KM
+    if mix.pace_alpha is not None:
+        confidence_KM = confidences(student_KMD, heads, batch.labels_M, block=block)
+        weights_KM = weights_KM * pace_weights(
+            confidence_KM, batch.source_KM, batch.weights_KM > 0, alpha=mix.pace_alpha
+        )
     result = heads_loss(
         student_KMD,
         heads,
         teacher_MD=batch.final_MD,
         teacher_head_VD=teacher_head_VD,
         labels_M=batch.labels_M,
-        weights_KM=batch.weights_KM,
-        terms=LossTerms(soft=mix.soft, hard=mix.hard, variation=mix.variation, reverse=mix.reverse),
-        block=block_rows(len(heads[0]), num_steps, heads[0].device),
+        weights_KM=weights_KM,
+        terms=build_terms(mix),
+        block=block,
         chunk=chunk_rows(len(heads[0]), heads[0].device),
     )
     counted = batch.weights_KM > 0

@@ -1,15 +1,18 @@
 """Losses against the target's distribution, with the vocabulary never held for a whole batch.
 
 For each supervised token m (a position p of the text) the teacher is the target at p-1, and up to K
-unroll steps predict it: step j from base p-2-j. With p_s the draft's and q the target's softmax:
+unroll steps predict it: step j from base p-2-j. With p_s the draft's and q the target's softmax,
+TV = 1/2 sum |p_s - q| and a = 1 - TV, the probability that sampled serving accepts:
 
     loss = sum_{k,m} w[k,m] * ( soft * KL(q || p_s) + hard * CE(p_s, label)
-                                + variation * TV(p_s, q) + reverse * KL(p_s || q) )
+                                + variation * TV + reverse * KL(p_s || q) + overlap * -log(a)
+                                + hybrid * (b KL(q || p_s) + (1 - b) TV),  b = exp(-eta a) )
 
-where label is the target's likeliest token, since greedy serving accepts exactly that one, and
-TV = 1/2 sum |p_s - q| is what sampled serving rejects (Leviathan et al. 2023, arXiv:2211.17192,
-theorem 3.5; as a draft's loss: DistillSpec, arXiv:2310.08461, where the four are compared). Over a
-reduced draft vocabulary q is the target's softmax over those tokens alone.
+where label is the target's likeliest token, since greedy serving accepts exactly that one. That a
+is the acceptance: Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5; soft, variation and reverse
+as a draft's loss: DistillSpec, arXiv:2310.08461; overlap and hybrid: LK losses, arXiv:2602.23881.
+b is taken as a number, without a gradient: KL while the two are far apart, TV once they are near.
+Over a reduced draft vocabulary q is the target's softmax over those tokens alone.
 
 `head_loss` walks the tokens in blocks: the logits of a block are one product, and become their own
 gradient in place, chunk by chunk of a size that stays in the processor's cache; so no array of
@@ -21,27 +24,43 @@ Shapes: K steps, M supervised tokens, D hidden, V draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["HeadLoss", "LossTerms", "head_loss", "heads_loss"]
+from paceline.train.recipe import LossMix
+
+__all__ = ["HeadLoss", "LossTerms", "build_terms", "head_loss", "heads_loss"]
+
+_SMALLEST_OVERLAP = 1e-6  # below it -log(a) grows no further, and its gradient stays finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerms:
-    """Weights of the four terms above; a term of weight 0 costs nothing."""
+    """Weights of the terms above; a term of weight 0 costs nothing. hybrid_eta: eta of `hybrid`."""
 
     soft: float = 0.0
     hard: float = 0.0
     variation: float = 0.0
     reverse: float = 0.0
+    overlap: float = 0.0
+    hybrid: float = 0.0
+    hybrid_eta: float = 3.0
 
     @property
     def needs_target(self) -> bool:
-        return bool(self.soft or self.variation or self.reverse)
+        return bool(self.soft or self.reverse or self.needs_overlap)
+
+    @property
+    def needs_overlap(self) -> bool:
+        return bool(self.variation or self.overlap or self.hybrid)
+
+
+def build_terms(mix: LossMix) -> LossTerms:
+    """The terms of a recipe's [loss]."""
+    return LossTerms(**{entry.name: getattr(mix, entry.name) for entry in fields(LossTerms)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +202,7 @@ def _in_place(
     terms: LossTerms,
 ) -> tuple[Tensor, Tensor]:
     """Overwrites logits by the weighted loss's gradient; answers (its sum, argmax == label)."""
-    wide, soft, hard = weights_KC.dtype, terms.soft, terms.hard
+    wide, hard = weights_KC.dtype, terms.hard
     labels = labels_C[:, None]
     correct = torch.empty(weights_KC.shape, dtype=torch.bool, device=weights_KC.device)
     total = torch.zeros((), dtype=wide, device=weights_KC.device)
@@ -199,24 +218,27 @@ def _in_place(
         correct[step] = best == labels_C
         scores -= top[:, None]  # so the largest is 0
         value = torch.zeros_like(top)
+        soft = torch.full_like(top, terms.soft)  # of each row, since `hybrid` mixes row by row
         if hard:
             value -= hard * scores.gather(1, labels)[:, 0]
-        if teacher_CV is not None:
-            value += soft * (entropy - _dot(teacher, scores))
+        divergence = entropy - _dot(teacher, scores) if terms.soft or terms.hybrid else None
         extra = None
         if terms.reverse:
             extra = scores - logits  # log p - log q, but for the row's log of the scale
         scale = scores.exp_().sum(-1)
-        value += (soft + hard) * scale.log()
-        if terms.variation or terms.reverse:
-            added, extra = _both_ways(scores, scale, teacher, extra, terms)
+        value += hard * scale.log()
+        if terms.needs_overlap or terms.reverse:
+            added, share, extra = _both_ways(scores, scale, teacher, extra, terms)
             value += added
+            soft += share
+        if divergence is not None:
+            value += soft * (divergence + scale.log())
         total += (weights * value).sum()
         scores *= ((soft + hard) * weights / scale)[:, None]
         if extra is not None:
             scores.addcmul_(extra, weights[:, None].expand_as(extra))
-        if soft:
-            scores.addcmul_(teacher, weights[:, None].expand_as(teacher), value=-soft)
+        if divergence is not None:
+            scores.addcmul_(teacher, (soft * weights)[:, None].expand_as(teacher), value=-1.0)
         if hard:
             scores.scatter_add_(1, labels, (-hard * weights)[:, None])
         stored.copy_(scores)
@@ -229,25 +251,35 @@ def _both_ways(
     teacher_CV: Tensor,
     ratio_CV: Tensor | None,
     terms: LossTerms,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Value and gradient of the terms that average over the draft's own distribution p.
 
     exps_CV / scale_C is p; ratio_CV: log(p scale) - log q, for the reverse KL. Either term is
     sum p f (f = sign(p - q) / 2 up to a constant, or log p - log q), with gradient p (f - sum p f).
+    In the middle: what `hybrid` gives each row's KL(q || p).
     """
     p_CV = exps_CV / scale_C[:, None]
     f_CV = torch.zeros_like(p_CV)
-    value_C = torch.zeros_like(scale_C)
-    if terms.variation:
+    value_C, share_C = torch.zeros_like(scale_C), torch.zeros_like(scale_C)
+    if terms.needs_overlap:
         difference = p_CV - teacher_CV
-        value_C += 0.5 * terms.variation * difference.abs().sum(-1)
-        f_CV += 0.5 * terms.variation * difference.sign_()
+        variation_C = 0.5 * difference.abs().sum(-1)
+        accepted_C = (1.0 - variation_C).clamp(min=_SMALLEST_OVERLAP)
+        weight_C = torch.full_like(scale_C, terms.variation)
+        if terms.hybrid:
+            share_C = terms.hybrid * (-terms.hybrid_eta * accepted_C).exp()
+            weight_C += terms.hybrid - share_C
+        value_C += weight_C * variation_C
+        if terms.overlap:
+            value_C -= terms.overlap * accepted_C.log()
+            weight_C += terms.overlap / accepted_C
+        f_CV += (0.5 * weight_C)[:, None] * difference.sign_()
     if ratio_CV is not None:
         ratio_CV -= scale_C.log()[:, None]
         value_C += terms.reverse * _dot(p_CV, ratio_CV)
         f_CV += terms.reverse * ratio_CV
     f_CV -= _dot(p_CV, f_CV)[:, None]
-    return value_C, f_CV.mul_(p_CV)
+    return value_C, share_C, f_CV.mul_(p_CV)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

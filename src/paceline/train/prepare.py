@@ -103,7 +103,7 @@ class BatchSource:
         """Batch `number`, from the cache or computed."""
         found = self._cache.get(number)
         if found is None:
-            steps = self._recipe.draft.num_speculative_tokens
+            steps = self._recipe.num_unrolled
             found = self._prepare(build_batch(self._rows[number], num_speculative_tokens=steps))
             if found.num_bytes <= self._free_bytes:
                 self._free_bytes -= found.num_bytes

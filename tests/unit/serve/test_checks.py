@@ -229,3 +229,24 @@ def test_medusa_heads_of_another_width_are_refused(
     draft = make_draft(family="medusa", config={**_HEADS, "hidden_size": 24})
     with pytest.raises(PlanError, match="hidden_size 24, toy has 16"):
         check_plan(build_plan(make_target(), draft, device="cpu"))
+
+
+def test_a_draft_model_has_sizes_and_positions_of_its_own(
+    make_target: Targets, make_draft: Drafts
+) -> None:
+    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    draft = make_draft(family="draft_model", config={**config, "num_key_value_heads": 2})
+    assert check_plan(build_plan(make_target(), draft, device="cpu")) == []
+    # every K is the same model once more
+    more = build_plan(make_target(), draft, num_speculative_tokens=9, device="cpu")
+    assert check_plan(more) == []
+    short = {**config, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    short_draft = make_draft(family="draft_model", config=short)
+    notes = check_plan(build_plan(make_target(), short_draft, device="cpu"))
+    assert notes == [
+        "the draft model knows 512 positions, max_model_len is 2048: vLLM drafts nothing beyond"
+    ]
+    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
+    with pytest.raises(PlanError, match="knows 512 positions.*#39273"):
+        check_plan(build_plan(hybrid, short_draft, device="cpu"))
+    assert check_plan(build_plan(hybrid, short_draft, device="cpu", max_model_len=512)) == []

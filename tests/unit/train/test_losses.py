@@ -29,6 +29,10 @@ def reference(
             value = terms.soft * kl - terms.hard * p[labels[m]].log()
             value = value + terms.variation * 0.5 * (p - q[m]).abs().sum()
             value = value + terms.reverse * (p * (p / q[m]).log()).sum()
+            accepted = torch.minimum(p, q[m]).sum()
+            value = value - terms.overlap * accepted.log()
+            share = (-terms.hybrid_eta * accepted.detach()).exp()
+            value = value + terms.hybrid * (share * kl + (1.0 - share) * (1.0 - accepted))
             total = total + weights[k, m] * value
     return total
 
@@ -41,7 +45,11 @@ def reference(
         LossTerms(hard=1.0),
         LossTerms(variation=1.0),
         LossTerms(reverse=1.0),
+        LossTerms(overlap=1.0),
+        LossTerms(hybrid=1.0),
+        LossTerms(hybrid=0.8, hybrid_eta=0.5, hard=0.2),
         LossTerms(soft=0.7, hard=0.4, variation=0.6, reverse=0.3),
+        LossTerms(soft=0.2, hard=0.4, variation=0.6, reverse=0.3, overlap=0.5, hybrid=0.9),
     ],
 )
 def test_value_and_gradients(terms: LossTerms, block: int, chunk: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.draft import (
+    build_draft_model_config,
     build_eagle3_config,
     build_medusa_config,
     build_mtp_config,
@@ -17,6 +18,8 @@ from paceline.draft import (
 from paceline.errors import RecipeError
 from paceline.target import TargetFacts
 from paceline.train.families import (
+    draft_model,
+    draft_model_weights,
     eagle3,
     eagle3_weights,
     medusa,
@@ -148,6 +151,42 @@ def _medusa_random(module: medusa.Medusa, start: Start) -> list[str]:
     return []
 
 
+def _draft_model_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    shape = recipe.draft
+    return build_draft_model_config(
+        target,
+        num_layers=shape.num_layers or 1,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        own_head=shape.own_head,
+    )
+
+
+def _draft_model_random(module: draft_model.DraftModel, start: Start) -> list[str]:
+    draft_model_weights.start_draft_model_random(module, start.seed)
+    return []
+
+
+def _draft_model_start(module: draft_model.DraftModel, start: Start) -> list[str]:
+    _draft_model_random(module, start)
+    return draft_model_weights.take_ends(module, start.frozen)
+
+
+def _draft_model_cut(module: draft_model.DraftModel, start: Start) -> list[str]:
+    num_layers, top = len(module.model.layers), start.target.num_hidden_layers
+    layers = start.recipe.init.layers or draft_model_weights.spread_layers(num_layers, top)
+    if len(layers) != num_layers or not all(0 <= layer < top for layer in layers):
+        raise RecipeError(
+            f"key 'init.layers' is {list(layers)}",
+            where=start.recipe.path,
+            expected=f"{num_layers} layers of the target from 0 to {top - 1}, as draft.num_layers",
+        )
+    return draft_model_weights.cut_from_target(module, start.frozen, layers)
+
+
 def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
 
@@ -168,5 +207,14 @@ FAMILIES: dict[str, Family] = {
         build_config=_medusa_config,
         build_module=medusa.build_module,
         starts={"target": _medusa_start, "random": _medusa_random},
+    ),
+    "draft_model": Family(
+        build_config=_draft_model_config,
+        build_module=draft_model.build_module,
+        starts={
+            "target": _draft_model_start,
+            "random": _draft_model_random,
+            "target-layers": _draft_model_cut,
+        },
     ),
 }
