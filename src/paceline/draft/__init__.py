@@ -23,7 +23,7 @@ from paceline.draft.interchange import export_draft, import_draft
 from paceline.draft.medusa import build_medusa_config
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
-from paceline.draft.packed import dequantize_tensors, pack_codes, unpack_codes
+from paceline.draft.packed import dequantize_tensors, pack_codes, read_tensors, unpack_codes
 from paceline.draft.quantized import HEAD_TARGET, QUANTIZABLE, Scheme, read_scheme
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
@@ -71,6 +71,7 @@ __all__ = [
     "read_mtp_sizes",
     "read_native_draft",
     "read_scheme",
+    "read_tensors",
     "resolve_draft",
     "scan_folder",
     "stitch_target",

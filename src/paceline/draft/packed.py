@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from paceline.draft.contracts import build_contract
 from paceline.errors import DraftError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["dequantize_tensors", "pack_codes", "unpack_codes"]
+    from paceline.draft.read import Draft
+
+__all__ = ["dequantize_tensors", "pack_codes", "read_tensors", "unpack_codes"]
 
 _PARTS = ("weight_packed", "weight_scale", "weight_shape")
 
@@ -69,6 +72,19 @@ def dequantize_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for stem in sorted(stems):
         result[f"{stem}weight"] = _dequantize(stem, tensors)
     return result
+
+
+def read_tensors(draft: Draft) -> dict[str, Tensor]:
+    """All tensors of a draft folder under their canonical names, as stored, on the CPU."""
+    from safetensors import safe_open
+
+    contract = build_contract(draft.family, draft.config)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(draft.tensor_files.values())):
+        with safe_open(str(draft.path / file), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (not a dict)
+                tensors[contract.canonical(name)] = opened.get_tensor(name)
+    return tensors
 
 
 def _dequantize(stem: str, tensors: Mapping[str, Tensor]) -> Tensor:

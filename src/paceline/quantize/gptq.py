@@ -79,7 +79,9 @@ def gptq(
         if is_ordered
         else torch.arange(columns, device=work.device)
     )
-    upper = inverse_factor(hessian_CC[order][:, order].to(work.dtype), damping=damping)
+    # the factor in float64 whatever the weights are: tens of thousands of inputs may nearly agree
+    upper = inverse_factor(hessian_CC[order][:, order].to(torch.float64), damping=damping)
+    upper = upper.to(work.dtype)
     work = work[:, order]
     wide = expand_scales(scale_RG.to(work.dtype), work)[:, order]
     codes = torch.empty_like(work)

@@ -251,6 +251,11 @@ class VllmEndpoint:
         with_draft, without = self._ask("inspect", ask)
         return with_draft, without
 
+    def kernels(self) -> dict[str, dict[str, int]]:
+        """ "target" and "draft" -> kernel -> number of matrices; "plain" for 16-bit ones."""
+        found: dict[str, dict[str, int]] = self._ask("inspect", {"method": "paceline_kernels", "args": []})
+        return found
+
     def close(self) -> None:
         """Ends the engine and everything it started. Safe to call twice."""
         if not self._closed:

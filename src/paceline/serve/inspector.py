@@ -55,6 +55,33 @@ class Inspector:
         runner = self.model_runner  # type: ignore[attr-defined]
         return list(measure_pool(runner, _draft_model(runner), context_tokens))
 
+    def paceline_kernels(self) -> dict[str, dict[str, int]]:
+        """ "target" and "draft" -> kernel -> how many matrices run on it; shared ones once."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        target = runner.get_model()
+        owned = {id(module) for module in target.modules()}
+        draft = _draft_model(runner)
+        found = {"target": _count_kernels(target, set())}
+        if draft is not None:
+            found["draft"] = _count_kernels(draft, owned)
+        return found
+
+
+def _count_kernels(model: Any, owned: set[int]) -> dict[str, int]:
+    """Kernel of every linear and output layer; "plain" for one that is not quantised."""
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    counts: dict[str, int] = {}
+    for module in model.modules():
+        if id(module) in owned or not isinstance(module, LinearBase | ParallelLMHead):
+            continue
+        scheme = getattr(module, "scheme", None)
+        kernel = getattr(scheme, "kernel", None) or getattr(scheme, "fp8_linear", None)
+        name = "plain" if scheme is None else type(kernel or scheme).__name__
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
 
 def _custom_proposer(runner: Any) -> dict[str, str | None]:
     """The class that vLLM's `custom_class` loaded, and the family it says it drafts for."""

@@ -1,6 +1,7 @@
 """Training: a recipe and the target's own answers in, a draft folder out; and the replay."""
 
 from paceline.train.entry import replay_draft, train_draft
+from paceline.train.observe import DraftRun, open_draft_run
 from paceline.train.recipe import (
     DraftShape,
     Init,
@@ -14,6 +15,7 @@ from paceline.train.recipe import (
 )
 
 __all__ = [
+    "DraftRun",
     "DraftShape",
     "Init",
     "LossMix",
@@ -21,6 +23,7 @@ __all__ = [
     "Recipe",
     "build_recipe",
     "learning_rate",
+    "open_draft_run",
     "read_recipe",
     "recipe_sha256",
     "replay_draft",
