@@ -55,6 +55,16 @@ def _check_method(plan: Plan) -> None:
             where=plan.target.name,
             fix="Use a method that drafts on every step, or serve without a draft.",
         )
+    kinds = sorted({kind for kind in plan.target.layer_types if kind})
+    if plan.method == "draft_model" and plan.runner == "v1" and len(kinds) > 1:
+        raise PlanError(
+            f"a draft model beside a target whose layers are of several kinds ({', '.join(kinds)})"
+            " overwrites the target's states: vLLM 0.31.0's first model runner, the only one on a"
+            " CPU, gives it the block table of the target's first cache group, not of its own",
+            where=plan.target.name,
+            expected="a target with one kind of layers, or a GPU and the second runner",
+            fix="Take another family on this machine: eagle3, mtp or medusa.",
+        )
     config = plan.target.config
     if "speculators_config" in config:
         raise PlanError(

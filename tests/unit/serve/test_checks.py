@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,7 +235,7 @@ def test_medusa_heads_of_another_width_are_refused(
 
 
 def test_a_draft_model_has_sizes_and_positions_of_its_own(
-    make_target: Targets, make_draft: Drafts
+    make_target: Targets, make_draft: Drafts, play_vllm: Callable[..., None]
 ) -> None:
     config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
     draft = make_draft(family="draft_model", config={**config, "num_key_value_heads": 2})
@@ -246,7 +249,44 @@ def test_a_draft_model_has_sizes_and_positions_of_its_own(
     assert notes == [
         "the draft model knows 512 positions, max_model_len is 2048: vLLM drafts nothing beyond"
     ]
-    hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
-    with pytest.raises(PlanError, match="knows 512 positions.*#39273"):
-        check_plan(build_plan(hybrid, short_draft, device="cpu"))
-    assert check_plan(build_plan(hybrid, short_draft, device="cpu", max_model_len=512)) == []
+    play_vllm("", versions="vllm 0.31.0")
+    hybrid = make_target(layer_types=_HYBRID)
+    with pytest.raises(PlanError, match=r"knows 512 positions.*#39273"):
+        check_plan(build_plan(hybrid, short_draft, device="cuda"))
+    assert check_plan(build_plan(hybrid, short_draft, device="cuda", max_model_len=512)) == []
+
+
+_HYBRID = ("linear_attention",) * 3 + ("full_attention",)
+
+
+@pytest.mark.parametrize("kinds", [_HYBRID, ("sliding_attention",) * 3 + ("full_attention",)])
+def test_a_draft_model_is_refused_where_it_would_write_into_the_targets_states(
+    make_target: Targets,
+    make_draft: Drafts,
+    play_vllm: Callable[..., None],
+    kinds: tuple[str, ...],
+) -> None:
+    """Seen: beside a hybrid on a CPU no greedy answer of eight was the target's own."""
+    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    draft = make_draft(family="draft_model", config=config)
+    with pytest.raises(PlanError, match="overwrites the target's states"):
+        check_plan(build_plan(make_target(layer_types=kinds), draft, device="cpu"))
+    assert check_plan(build_plan(make_target(), draft, device="cpu")) == []
+    play_vllm("", versions="vllm 0.31.0")
+    assert check_plan(build_plan(make_target(layer_types=kinds), draft, device="cuda")) == []
+
+
+def test_the_reason_still_stands_in_the_installed_vllm() -> None:
+    """The runner picks a proposer's own cache group by class, and has no draft model among them."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs vLLM")
+    runner = Path(spec.origin).parent / "v1" / "worker" / "gpu_model_runner.py"
+    chosen = re.search(
+        r"isinstance\(\s*self\.drafter,\s*\(([^)]*)\),?\s*\):\s*"
+        r"if self\.drafter\.kv_cache_gid == kv_cache_gid",
+        runner.read_text(),
+    )
+    assert chosen is not None
+    assert "EagleProposer" in chosen[1]
+    assert "DraftModelProposer" not in chosen[1]
