@@ -10,6 +10,7 @@ from paceline.draft.contracts import (
     canonical_name,
     find_variant,
 )
+from paceline.draft.dflash import build_dflash_config, read_dflash_attention
 from paceline.draft.draft_model import build_draft_model_config
 from paceline.draft.eagle3 import (
     Eagle3Sizes,
@@ -46,6 +47,7 @@ __all__ = [
     "Scheme",
     "TensorRule",
     "build_contract",
+    "build_dflash_config",
     "build_draft_model_config",
     "build_eagle3_config",
     "build_medusa_config",
@@ -64,6 +66,7 @@ __all__ = [
     "pack_codes",
     "read_aux_layer_ids",
     "read_bytes",
+    "read_dflash_attention",
     "read_dflash_layer_ids",
     "read_draft",
     "read_eagle3_sizes",

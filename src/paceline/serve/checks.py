@@ -11,6 +11,7 @@ from paceline.errors import PlanError
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS, METHODS
 from paceline.serve.install import require_vllm
 from paceline.serve.model_free import check_model_free, is_model_free
+from paceline.serve.parallel import check_parallel, is_parallel
 from paceline.serve.plan import Plan, kv_bytes_per_token
 
 __all__ = ["check_plan"]
@@ -209,6 +210,8 @@ def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
             )
     if draft.family == "eagle3":
         _check_taps(config, target.num_hidden_layers, where, fix)
+    if is_parallel(draft):
+        check_parallel(plan, draft, notes)
     trained = draft.metadata.get("trained")
     if isinstance(trained, Mapping):
         _compare_training(trained, plan, notes)

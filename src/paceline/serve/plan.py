@@ -18,6 +18,7 @@ from paceline.errors import PlanError
 from paceline.methods import METHODS
 from paceline.serve.install import find_device
 from paceline.serve.model_free import build_model_free, is_model_free, read_settings
+from paceline.serve.parallel import build_parallel, needs_runner_v1
 from paceline.target import TargetFacts
 
 __all__ = ["Plan", "build_plan", "content_name", "describe_plan", "kv_bytes_per_token"]
@@ -118,7 +119,7 @@ def build_plan(
         kv_cache_bytes = _default_kv_bytes(target, draft, device, max_model_len, max_num_seqs)
 
     is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
-    runner = "v1" if is_v1 else "v2"
+    runner = "v1" if is_v1 or needs_runner_v1(draft) else "v2"
     if device == "cuda" and method == "none":
         runner = "v2"
     engine_args: dict[str, Any] = {
@@ -228,6 +229,7 @@ def _speculation(
         "num_speculative_tokens": k,
         "rejection_sample_method": "standard",
         "draft_sample_method": "greedy",
+        **build_parallel(draft),
     }
     if draft is not None and not draft.is_native:  # without a model vLLM takes the target's head
         config["model"] = content_name("draft", draft.sha256, draft.path)

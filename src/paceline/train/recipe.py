@@ -84,9 +84,12 @@ class Init:
 class DraftShape:
     """The draft's own sizes; None takes the target's.
 
-    num_layers: Medusa's residual layers a head, or a draft model's layers; 1. one_head: Medusa's
-    heads end in one output matrix. trains_head: that matrix is trained too, not kept as the
-    target's. own_head: a draft model has an output matrix beside its embeddings.
+    num_layers: Medusa's residual layers a head, a draft model's or DFlash's layers; 1. one_head:
+    Medusa's heads end in one output matrix. trains_head: that matrix is trained too, not kept as
+    the target's. own_head: a draft model has an output matrix beside its embeddings. parallel: an
+    EAGLE-3 draft fills all K slots in one pass (P-EAGLE). mask_token_id: the token in slots still
+    to come. causal: a slot of a DFlash block does not see later ones. sliding_window: places that
+    a DFlash layer sees.
     """
 
     num_speculative_tokens: int
@@ -102,6 +105,10 @@ class DraftShape:
     trains_head: bool = True
     hidden_size: int | None = None
     own_head: bool | None = None
+    parallel: bool = False
+    mask_token_id: int | None = None
+    causal: bool = False
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +201,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "one_head": bool,
     "trains_head": bool,
     "own_head": bool,
+    "parallel": bool,
+    "causal": bool,
     "layers": list,
 }
 

@@ -17,16 +17,18 @@ __all__ = ["INIT_WORDS", "check_recipe", "wrong_key"]
 
 # what `init.from` may say beside a draft folder, and for which families
 INIT_WORDS: dict[str, tuple[str, ...]] = {
-    "target": ("eagle3", "mtp", "medusa", "draft_model"),
-    "random": ("eagle3", "mtp", "medusa", "draft_model"),
+    "target": ("eagle3", "mtp", "medusa", "draft_model", "dflash"),
+    "random": ("eagle3", "mtp", "medusa", "draft_model", "dflash"),
     "target-layers": ("draft_model",),
 }
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_TAPPED = ("draft_vocab_size", *_SIZES, "aux_layer_ids", "mask_token_id")
 # the keys of [draft] that each family reads beside num_speculative_tokens
 _SHAPE_KEYS: dict[str, tuple[str, ...]] = {
-    "eagle3": ("draft_vocab_size", *_SIZES, "aux_layer_ids", "norm_before_residual"),
+    "eagle3": (*_TAPPED, "norm_before_residual", "parallel"),
     "medusa": ("num_layers", "one_head", "trains_head"),
     "draft_model": ("num_layers", "hidden_size", *_SIZES, "own_head"),
+    "dflash": (*_TAPPED, "num_layers", "causal", "sliding_window"),
     "mtp": (),  # vLLM builds an MTP head from the target's own config
 }
 
@@ -115,7 +117,7 @@ def check_recipe(recipe: Recipe, where: str) -> None:
             f"{num_weights} positive numbers, one a step of training",
         ),
     ]
-    for name in (*_SIZES[:3], "num_layers", "hidden_size"):
+    for name in (*_SIZES[:3], "num_layers", "hidden_size", "sliding_window"):
         size = getattr(draft, name)
         checks.append((size is None or size >= 1, f"draft.{name}", size, "at least 1"))
     width = draft.head_dim
@@ -128,6 +130,23 @@ def check_recipe(recipe: Recipe, where: str) -> None:
         if not holds:
             raise wrong_key(where, key, f"is {found!r}", expected)
     _check_family(recipe, where)
+
+
+def _check_mask(recipe: Recipe, where: str) -> None:
+    """The token of slots still to come: named where there are such slots, and only there."""
+    token = recipe.draft.mask_token_id
+    fills = recipe.family == "dflash" or recipe.draft.parallel
+    if fills and (token is None or token < 0):
+        raise wrong_key(
+            where,
+            "draft.mask_token_id",
+            "is missing" if token is None else f"is {token}",
+            "the id of a token of the target's that never stands in its texts",
+        )
+    if token is not None and not fills:
+        raise wrong_key(
+            where, "draft.mask_token_id", "has no effect without draft.parallel", "no such key"
+        )
 
 
 def _check_family(recipe: Recipe, where: str) -> None:
@@ -143,6 +162,7 @@ def _check_family(recipe: Recipe, where: str) -> None:
                 f"has no effect on family {recipe.family}",
                 f"only {', '.join(('num_speculative_tokens', *read))}",
             )
+    _check_mask(recipe, where)
     source, layers = recipe.init.from_, recipe.init.layers
     if layers is not None and (source != "target-layers" or not layers):
         raise wrong_key(

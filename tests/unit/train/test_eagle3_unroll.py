@@ -14,7 +14,7 @@ from paceline.errors import DraftError
 from paceline.target import TargetFacts
 from paceline.train.families.eagle3 import Eagle3, build_module
 
-K = 4
+K, MASK = 4, 63
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -72,6 +72,20 @@ class Naive:
         up = w["midlayer.mlp.up_proj.weight"] @ y
         prenorm = residual + w["midlayer.mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
         return rms(prenorm, w["norm.weight"], eps), prenorm
+
+
+def naive_masked(naive: Naive, text: list[int], features: Tensor, base: int) -> list[Tensor]:
+    """P-EAGLE: the later slots read the mask token and the one learned state."""
+    naive.keys, naive.values = [], []
+    outputs = []
+    for place in range(base + K):
+        inside = place <= base
+        token = text[place + 1] if inside else MASK
+        state = features[place] if inside else naive.w["mask_hidden"][0]
+        normed, _ = naive.step(token, naive.w["fc.weight"] @ state, place)
+        if place >= base:
+            outputs.append(normed)
+    return outputs
 
 
 def naive_draft(
@@ -134,6 +148,29 @@ def test_unroll_equals_naive_reference(
                 assert difference < 1e-9, (base, step)
             if own_tokens:
                 assert [int(p[row, column]) for p in proposed] == ids
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_parallel_unroll_equals_naive_reference(target: TargetFacts, before: bool) -> None:
+    config = build_eagle3_config(
+        target, aux_layer_ids=[1, 2, 3], norm_before_residual=before, mask_token_id=MASK
+    )
+    torch.manual_seed(0)
+    module = build_module(config).double()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    embedding = torch.randn(64, 32, dtype=torch.float64)
+    tokens, features = torch.randint(0, 60, (1, 11)), torch.randn(1, 11, 96, dtype=torch.float64)
+    bases = torch.tensor([[0, 3, 4, 9]])
+    outputs, _ = module.unroll(tokens, features, bases, embedding, num_steps=K)
+    _, proposed = module.unroll(tokens, features, bases, embedding, num_steps=K, head_VD=embedding)
+    naive = Naive(module, config, embedding)
+    for column, base in enumerate(bases[0].tolist()):
+        wanted = naive_masked(naive, tokens[0].tolist(), features[0], base)
+        for step in range(K):
+            assert (outputs[step][0, column] - wanted[step]).abs().max() < 1e-9, (base, step)
+            assert int(proposed[step][0, column]) == int((embedding @ wanted[step]).argmax())
 
 
 def test_state_dict_names_are_the_file_names(target: TargetFacts) -> None:

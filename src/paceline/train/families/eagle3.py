@@ -6,6 +6,9 @@ the token just predicted, its own previous *pre-norm* output, at rope position t
 x[t+2+j]. Keys and values of positions <= t are always those of step 0 (target features); a step
 also sees the keys of its own steps 1..j. `unroll` computes that for many bases at once.
 
+A parallel draft (P-EAGLE, `mask_token_id` in the config) does it in one pass: step j > 0 reads the
+mask token and `fc(mask_hidden)`, whatever came before.
+
 Shapes: B rows, T tokens, F = num_aux * target hidden, N bases a row, D hidden, H heads, G KV heads,
 E head width. Numbers: weights are float32 masters cast to the features' dtype where they are used;
 norms and softmax run in float32; the residual stream stays in the features' dtype, as when served.
@@ -20,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.draft import read_mask_token_id
 from paceline.errors import DraftError
 from paceline.train.families.layers import (
     Linear,
@@ -122,6 +126,10 @@ class Eagle3(DraftModule):
         self.fc = Linear(num_aux * source, width, bias=False)
         self.midlayer = MidLayer(config)
         self.norm = Norm(width, float(config["rms_norm_eps"]))
+        mask = read_mask_token_id(config)
+        self.mask_token_id = None if mask is None else int(mask)
+        if self.mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, num_aux * source))
         draft_vocab = int(config_number(config, "draft_vocab_size"))
         self.lm_head: Linear | None = None
         self.d2t: Tensor | None
@@ -183,11 +191,26 @@ class Eagle3(DraftModule):
             if head_VD is not None:
                 logits = F.linear(normed, head_VD.to(dtype))
                 proposed.append(self.to_target_ids(logits.argmax(dim=-1)))
-            if step + 1 < num_steps:
-                ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
-                embeds = F.embedding(ids, embedding_VD).to(dtype)
-                joined, residual = layer.enter(embeds, prenorm)
+            if step + 1 == num_steps:
+                break
+            if self.mask_token_id is not None:
+                if not step:
+                    joined, residual = self._masked(bases_BN, embedding_VD, dtype)
+                continue
+            ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
+            embeds = F.embedding(ids, embedding_VD).to(dtype)
+            joined, residual = layer.enter(embeds, prenorm)
         return outputs, proposed
+
+    def _masked(
+        self, bases_BN: Tensor, embedding_VD: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """What every later step of every base reads: (attention input [B,N,2D], residual)."""
+        assert self.mask_token_id is not None
+        embeds_1D = embedding_VD[self.mask_token_id].to(dtype)[None]
+        joined_1D, residual_1D = self.midlayer.enter(embeds_1D, self.fc(self.mask_hidden.to(dtype)))
+        shape = (*bases_BN.shape, -1)
+        return joined_1D.expand(shape), residual_1D.expand(shape)
 
 
 def build_module(config: Mapping[str, Any]) -> Eagle3:

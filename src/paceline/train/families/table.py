@@ -9,15 +9,19 @@ from typing import Any
 import torch
 
 from paceline.draft import (
+    build_dflash_config,
     build_draft_model_config,
     build_eagle3_config,
     build_medusa_config,
     build_mtp_config,
     default_aux_layer_ids,
+    read_dflash_layer_ids,
 )
 from paceline.errors import RecipeError
 from paceline.target import TargetFacts
 from paceline.train.families import (
+    dflash,
+    dflash_weights,
     draft_model,
     draft_model_weights,
     eagle3,
@@ -74,28 +78,31 @@ def get_family(name: str) -> Family:
     return FAMILIES[name]
 
 
-def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
-    shape = recipe.draft
-    ids = tuple(
-        shape.aux_layer_ids
-        if shape.aux_layer_ids is not None
-        else default_aux_layer_ids(target.num_hidden_layers)
-    )
+def _choose_taps(recipe: Recipe, target: TargetFacts) -> tuple[int, ...]:
+    ids = recipe.draft.aux_layer_ids
+    if ids is None:
+        ids = default_aux_layer_ids(target.num_hidden_layers)
     if max(ids) >= target.num_hidden_layers:
         raise RecipeError(
             f"key 'draft.aux_layer_ids' names layer {max(ids)}",
             where=recipe.path,
             expected=f"ids from 0 to {target.num_hidden_layers - 1}, the streams between layers",
         )
+    return ids
+
+
+def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    shape = recipe.draft
     return build_eagle3_config(
         target,
-        aux_layer_ids=ids,
+        aux_layer_ids=_choose_taps(recipe, target),
         draft_vocab_size=shape.draft_vocab_size,
         intermediate_size=shape.intermediate_size,
         num_attention_heads=shape.num_attention_heads,
         num_key_value_heads=shape.num_key_value_heads,
         head_dim=shape.head_dim,
         norm_before_residual=shape.norm_before_residual,
+        mask_token_id=shape.mask_token_id,
     )
 
 
@@ -113,7 +120,7 @@ def _eagle3_random(module: eagle3.Eagle3, start: Start) -> list[str]:
     return []
 
 
-def _name_tokens(module: eagle3.Eagle3, start: Start) -> None:
+def _name_tokens(module: eagle3.Eagle3 | dflash.Dflash, start: Start) -> None:
     if start.draft_tokens is not None:
         module.d2t = torch.tensor(offsets(start.draft_tokens), dtype=torch.int64)
 
@@ -187,6 +194,42 @@ def _draft_model_cut(module: draft_model.DraftModel, start: Start) -> list[str]:
     return draft_model_weights.cut_from_target(module, start.frozen, layers)
 
 
+def _dflash_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    shape = recipe.draft
+    assert shape.mask_token_id is not None  # required of this family
+    return build_dflash_config(
+        target,
+        aux_layer_ids=_choose_taps(recipe, target),
+        mask_token_id=shape.mask_token_id,
+        num_speculative_tokens=shape.num_speculative_tokens,
+        num_hidden_layers=shape.num_layers or 1,
+        draft_vocab_size=shape.draft_vocab_size,
+        intermediate_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        causal=shape.causal,
+        sliding_window=shape.sliding_window,
+    )
+
+
+def _dflash_start(module: dflash.Dflash, start: Start) -> list[str]:
+    _dflash_random(module, start)
+    return dflash_weights.start_dflash_from_target(
+        module, start.frozen, draft_tokens=start.draft_tokens
+    )
+
+
+def _dflash_random(module: dflash.Dflash, start: Start) -> list[str]:
+    eagle3_weights.start_random(module, start.seed)
+    _name_tokens(module, start)
+    return []
+
+
+def _dflash_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(read_dflash_layer_ids(config) or ())
+
+
 def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
 
@@ -216,5 +259,11 @@ FAMILIES: dict[str, Family] = {
             "random": _draft_model_random,
             "target-layers": _draft_model_cut,
         },
+    ),
+    "dflash": Family(
+        build_config=_dflash_config,
+        build_module=dflash.build_module,
+        starts={"target": _dflash_start, "random": _dflash_random},
+        tapped_layers=_dflash_taps,
     ),
 }
