@@ -10,7 +10,7 @@ import pytest
 
 from paceline.draft import Draft
 from paceline.errors import MissingExtraError, PlanError
-from paceline.serve import build_plan, check_plan
+from paceline.serve import build_plan, check_plan, checks
 from paceline.target import TargetFacts
 
 Targets = Callable[..., TargetFacts]
@@ -235,7 +235,7 @@ def test_medusa_heads_of_another_width_are_refused(
 
 
 def test_a_draft_model_has_sizes_and_positions_of_its_own(
-    make_target: Targets, make_draft: Drafts, play_vllm: Callable[..., None]
+    make_target: Targets, make_draft: Drafts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
     draft = make_draft(family="draft_model", config={**config, "num_key_value_heads": 2})
@@ -249,7 +249,7 @@ def test_a_draft_model_has_sizes_and_positions_of_its_own(
     assert notes == [
         "the draft model knows 512 positions, max_model_len is 2048: vLLM drafts nothing beyond"
     ]
-    play_vllm("", versions="vllm 0.31.0")
+    monkeypatch.setattr(checks, "require_vllm", lambda device: "0.31.0")
     hybrid = make_target(layer_types=_HYBRID)
     with pytest.raises(PlanError, match=r"knows 512 positions.*#39273"):
         check_plan(build_plan(hybrid, short_draft, device="cuda"))
@@ -263,7 +263,7 @@ _HYBRID = ("linear_attention",) * 3 + ("full_attention",)
 def test_a_draft_model_is_refused_where_it_would_write_into_the_targets_states(
     make_target: Targets,
     make_draft: Drafts,
-    play_vllm: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
     kinds: tuple[str, ...],
 ) -> None:
     """Seen: beside a hybrid on a CPU no greedy answer of eight was the target's own."""
@@ -272,7 +272,7 @@ def test_a_draft_model_is_refused_where_it_would_write_into_the_targets_states(
     with pytest.raises(PlanError, match="overwrites the target's states"):
         check_plan(build_plan(make_target(layer_types=kinds), draft, device="cpu"))
     assert check_plan(build_plan(make_target(), draft, device="cpu")) == []
-    play_vllm("", versions="vllm 0.31.0")
+    monkeypatch.setattr(checks, "require_vllm", lambda device: "0.31.0")
     assert check_plan(build_plan(make_target(layer_types=kinds), draft, device="cuda")) == []
 
 
