@@ -22,6 +22,7 @@ from builders import (
     ones_bf16,
     random_bf16,
 )
+from envelopes import build_envelope
 
 from paceline.safetensors_header import read_header
 
@@ -29,6 +30,11 @@ __all__ = ["ODD_DRAFTS"]
 
 INDEX = "model.safetensors.index.json"
 MASK = np.frombuffer(encode_t2d(KEPT_IDS)[2], dtype="u1")
+SHORT_MAP = (
+    "I16",
+    (16,),
+    np.array([token - i for i, token in enumerate(KEPT_IDS)], dtype="<i2").tobytes(),
+)
 SECOND_LAYER = {
     "layers.1.input_layernorm.weight": ones_bf16(16),
     "layers.1.post_attention_layernorm.weight": ones_bf16(16),
@@ -78,6 +84,13 @@ def with_papers(folder: Path) -> Path:
     return folder
 
 
+def envelope_with_records(folder: Path) -> Path:
+    build_envelope(folder, auto_map=REMOVE)
+    (folder / "spec.json").write_text('{"family": "eagle3", "num_speculative_tokens": 3}')
+    (folder / "metadata.json").write_text('{"name": "d", "trained": {"thinking": "none"}}')
+    return folder
+
+
 def of_ids(ids: list[int], **tensors: Any) -> Callable[[Path], Path]:
     offsets = encode_d2t([token - index for index, token in enumerate(ids)])
     return draft(tensors={"d2t": offsets, **tensors})
@@ -88,6 +101,10 @@ ODD_DRAFTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "identity map": (of_ids(list(range(16)), t2d=encode_t2d(range(16))), "pass"),
     "map without its mask": (draft(tensors={"t2d": REMOVE}), "pass"),
     "mask of bytes": (draft(tensors={"t2d": ("U8", (64,), MASK.tobytes())}), "pass"),
+    "mask of numbers": (draft(tensors={"t2d": ("I64", (64,), b"\1" * 512)}), "warn"),
+    "mask of another length": (draft(tensors={"t2d": encode_t2d(KEPT_IDS, 128)}), "warn"),
+    "mask of another list": (draft(tensors={"t2d": encode_t2d(range(16))}), "warn"),
+    "map of 16 bits": (draft(tensors={"d2t": SHORT_MAP}), "pass"),
     "rows of the head in another order": (of_ids(list(reversed(KEPT_IDS))), "warn"),
     "head_dim is not hidden / heads": (draft(config={"head_dim": 8}), "pass"),
     "own embeddings": (
@@ -108,6 +125,21 @@ ODD_DRAFTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "one numbered shard": (lambda f: with_index(f, "model-00001-of-00001.safetensors"), "pass"),
     "papers beside it": (with_papers, "pass"),
     "float16 for a bfloat16 target": (draft(config={"dtype": "float16"}), "warn"),
+    "keys that nobody reads": (
+        draft(config={"made_by": "me", "ttt_length": 7, "target_model_type": "llama"}),
+        "warn",
+    ),
+    "keys of a Qwen target": (
+        draft(config={"use_sliding_window": False, "max_window_layers": 28}),
+        "pass",
+    ),
+    "keys of a target with experts": (
+        draft(config={"num_experts": 8, "decoder_sparse_step": 1, "norm_topk_prob": True}),
+        "warn",
+    ),
+    "a million positions": (draft(config={"max_position_embeddings": 2**20}), "warn"),
+    "as speculators saves it": (build_envelope, "warn"),
+    "as speculators saves it, with spec.json": (envelope_with_records, "pass"),
     "no record": (draft(metadata={"name": REMOVE, "trained": REMOVE}), "pass"),
     "one token a step": (draft(spec={"num_speculative_tokens": 1}), "pass"),
     "many tokens a step": (draft(spec={"num_speculative_tokens": 32}), "warn"),

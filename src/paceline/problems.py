@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-__all__ = ["Problem", "require_none", "show_text", "show_value", "without_notes"]
+__all__ = ["Problem", "keep_worst", "require_none", "show_text", "show_value", "without_notes"]
 
 _MAX_SHOWN = 120
 _MAX_TEXT = 600
@@ -91,6 +91,15 @@ def without_notes(problems: list[Problem]) -> list[Problem]:
         for problem in problems
         if not problem.rule.endswith(".unread") and problem.rule != "cfg.default"
     ]
+
+
+def keep_worst(problems: list[Problem], limit: int) -> list[Problem]:
+    """At most `limit` of them, each that refuses a folder before each that only tells: no flood of
+    the latter hides one of the former."""
+    if len(problems) <= limit:
+        return problems
+    refusing = {id(problem) for problem in without_notes(problems)}
+    return sorted(problems, key=lambda problem: id(problem) not in refusing)[:limit]
 
 
 def require_none(problems: list[Problem], error: type[PacelineError], *, folder: str = "") -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import build_config
+from contract_cases import CASES, build_tensors_of, write_folder
 from contract_probe import CHILD
 from odd_drafts import ODD_DRAFTS
 
@@ -35,6 +36,20 @@ def test_vllm_loads_every_odd_draft(tmp_path: Path) -> None:
                 "folders": [],
             }
         )
+    # vLLM builds K heads of a Medusa draft whatever its config counts
+    (medusa,) = [case for case in CASES if case.name == "medusa, one output layer"]
+    write_folder(medusa, tmp_path / "heads" / "draft", build_tensors_of(medusa))
+    uncounted = {key: value for key, value in medusa.config.items() if key != "num_heads"}
+    (tmp_path / "heads" / "draft" / "config.json").write_text(json.dumps(uncounted))
+    (tmp_path / "heads" / "config.json").write_text(json.dumps(medusa.target))
+    asked.append(
+        {
+            **asked[0],
+            "target": str(tmp_path / "heads"),
+            "draft": str(tmp_path / "heads" / "draft"),
+            "settings": {"method": "medusa", "num_speculative_tokens": 3},
+        }
+    )
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     done = subprocess.run(
         [sys.executable, str(CHILD), str(tmp_path / "asked.json"), str(tmp_path / "answers.json")],
@@ -45,6 +60,7 @@ def test_vllm_loads_every_odd_draft(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads((tmp_path / "answers.json").read_text())
+    names = [*ODD_DRAFTS, "Medusa heads that nobody counted"]
     assert {
-        name: answer["weights"][0] for name, answer in zip(ODD_DRAFTS, answers, strict=True)
-    } == (dict.fromkeys(ODD_DRAFTS))
+        name: answer["weights"][0] for name, answer in zip(names, answers, strict=True)
+    } == dict.fromkeys(names)

@@ -7,12 +7,14 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from paceline.draft.contracts import find_variant
+from paceline.draft.key_names import find_misspelled, is_read_by_vllm
 from paceline.draft.rows import Key, Variant
-from paceline.problems import Problem, show_value
+from paceline.problems import Problem, keep_worst, show_value
 
 __all__ = ["check_config_keys", "has_kind"]
 
 _MAX_PROBLEMS = 60
+_MAX_STRANGE = 500  # keys that are looked at one by one
 _FILE = "config.json"
 
 
@@ -61,7 +63,7 @@ def check_config_keys(
         inner = config.get(key)
         if isinstance(inner, Mapping):
             problems += _check_object(keys, inner, f"{key}.", (family, variant), skip)
-    return problems[:_MAX_PROBLEMS]
+    return keep_worst(problems, _MAX_PROBLEMS)
 
 
 def _check_names(family: str, variant: Variant, config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -133,9 +135,13 @@ def _check_object(
             problems.append(_absent(where, rule))
         elif rule.is_told and family != "mtp":  # an MTP head takes the target's value
             problems.append(_default(where, rule))
-    for key in found:
-        if key not in keys and key not in skip:
-            problems.append(_unknown(f"{prefix}{key}", variant.never.get(key, ""), family))
+    absent = [key for key in keys if key not in found]
+    strange = [key for key in found if key not in keys and key not in skip]
+    if len(strange) > _MAX_STRANGE:
+        problems.append(_too_many(prefix, len(strange)))
+    for key in strange[:_MAX_STRANGE]:
+        reason = variant.never.get(key, "") or _tell_effect(key, absent, family)
+        problems.append(_unknown(f"{prefix}{key}", reason, family))
     return problems
 
 
@@ -218,14 +224,49 @@ def _in_range(value: Any, rule: Key) -> bool:
     return math.isfinite(value) and rule.low <= value <= rule.high
 
 
-def _unknown(where: str, reason: str, family: str) -> Problem:
-    shown = show_value(where)
+def _too_many(prefix: str, count: int) -> Problem:
     return Problem(
-        rule="q.method" if where == "quantization_config" else "cfg.unknown",
+        rule="cfg.unknown",
+        file=_FILE,
+        where=prefix.removesuffix("."),
+        found=f"{count:,} keys",
+        expected=f"at most {_MAX_STRANGE} keys that are not of the family",
+        message=f"{count:,} keys are not of the family",
+        fix="Write config.json again; a draft states a few dozen keys.",
+    )
+
+
+def _tell_effect(key: str, absent: list[str], family: str) -> str:
+    """What a key that is not of the family may change; "" for one that vLLM reads nowhere."""
+    is_folded = family == "medusa" and "num" in key and ("heads" in key or "layers" in key)
+    if is_folded or is_read_by_vllm(key):
+        return (
+            f"'{show_value(key)}' is not a config key of family {family}, and vLLM 0.31.0 reads a"
+            " key of that name: what it does to this draft was not checked"
+        )
+    meant = find_misspelled(key, absent)
+    if meant is not None:
+        return (
+            f"'{show_value(key)}' is not a config key of family {family}; it is spelled like"
+            f" '{meant}', which is not stated"
+        )
+    return ""
+
+
+def _unknown(where: str, reason: str, family: str) -> Problem:
+    """An error where a reason is given; without one the key only has no effect."""
+    shown = show_value(where)
+    if reason:
+        rule = "q.method" if where == "quantization_config" else "cfg.unknown"
+    else:
+        rule = "cfg.unread"
+        reason = f"'{shown}' has no effect: vLLM 0.31.0 reads no key of that name"
+    return Problem(
+        rule=rule,
         file=_FILE,
         where=shown,
         found=shown,
-        expected="a key that vLLM reads for this family",
-        message=reason or f"'{shown}' is not a config key of family {family}",
+        expected=f"a key that vLLM reads for family {family}",
+        message=reason,
         fix="Remove it.",
     )

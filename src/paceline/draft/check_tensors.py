@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from paceline.draft.contracts import Contract
 from paceline.draft.rows import TensorRule
 from paceline.errors import DraftError
-from paceline.problems import Problem
+from paceline.problems import Problem, keep_worst
 from paceline.safetensors_header import TensorInfo
 
 __all__ = ["check_tensors", "explain_shape"]
@@ -50,7 +50,7 @@ def check_tensors(
     for name, rule in rules.items():
         if rule.required and name not in seen:
             problems.append(_missing(main_file, name, rule))
-    return problems[:_MAX_PROBLEMS]
+    return keep_worst(problems, _MAX_PROBLEMS)
 
 
 def _unknown_scheme(problem: DraftError) -> Problem:
@@ -80,6 +80,22 @@ def _check_one(file: str, tensor: TensorInfo, canonical: str, rule: TensorRule) 
                 fix="Leave it out.",
             )
         )
+    is_right = tensor.shape == rule.shape and tensor.dtype in rule.dtypes
+    if rule.is_skipped and not is_right:
+        problems.append(
+            Problem(
+                rule="ten.unread",
+                file=file,
+                where=tensor.name,
+                found=f"{tensor.dtype} {list(tensor.shape)}",
+                expected=f"{rule.dtypes[0]} {list(rule.shape)}, or no such tensor",
+                message=f"tensor '{tensor.name}' is not the mask that its name says; vLLM skips it,"
+                " and nothing can be held against it here",
+                fix="Leave it out, or save it as a bool for each token of the target.",
+            )
+        )
+    if rule.is_skipped:
+        return problems
     if tensor.shape != rule.shape and tensor.shape not in rule.also:
         problems.append(
             Problem(

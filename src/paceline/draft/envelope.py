@@ -30,6 +30,7 @@ _CLASSES = {
 _STATED = ("rms_norm_eps", "hidden_act")
 _STATED_BY_QWEN3 = (*_STATED, "num_key_value_heads", "max_position_embeddings")
 _LLAMA_POSITIONS = 8192
+_MAX_TOLD = 60  # keys without effect that are named
 # What an envelope may say beside its layer: read by vLLM for some kind, or left there by trainers.
 ENVELOPE_KEYS = frozenset(
     {
@@ -268,17 +269,18 @@ def _check_settings(kind: str, config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _check_unread(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for key, value in config.items():
-        if key not in ENVELOPE_KEYS and key not in ("quantization_config", "compression_config"):
-            yield _problem(
-                show_value(key),
-                value,
-                f"'{show_value(key)}' has no effect: of an envelope vLLM reads the layer and the"
-                " algorithm's own keys",
-                "no such key",
-                "Remove it, or put what concerns the layer inside it.",
-                rule="cfg.unread",
-            )
+    quantized = ("quantization_config", "compression_config")
+    strange = [key for key in config if key not in ENVELOPE_KEYS and key not in quantized]
+    for key, value in ((key, config[key]) for key in strange[:_MAX_TOLD]):
+        yield _problem(
+            show_value(key),
+            value,
+            f"'{show_value(key)}' has no effect: of an envelope vLLM reads the layer and the"
+            " algorithm's own keys",
+            "no such key",
+            "Remove it, or put what concerns the layer inside it.",
+            rule="cfg.unread",
+        )
     methods = _inner(config, _SETTINGS).get("proposal_methods")
     if isinstance(methods, list) and len(methods) > 1:
         yield _problem(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ __all__ = ["MAX_FILES", "FolderScan", "read_bytes", "scan_folder"]
 MAX_FILES = 64
 _INDEX_LIMITS = JsonLimits(max_bytes=16 * 1024 * 1024, max_depth=4, max_nodes=500_000)
 _LIMITS = JsonLimits()
+_MEDUSA_HEAD = re.compile(r"(?:medusa_heads\.|blocks\.)?(\d{1,4})\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class FolderScan:
     """What could be read. A field is None when its file is absent or unreadable.
 
     config: as vLLM reads it: of a speculators envelope the model inside, and envelope is the file
-    itself; spec is then what the envelope says, where there is no spec.json.
+    itself; spec is then what the envelope says, where there is no spec.json. Of Medusa the heads
+    are counted where config does not.
     """
 
     path: Path
@@ -182,6 +185,8 @@ def scan_folder(path: str | Path) -> FolderScan:
         )
     if headers or INDEX_NAME in names:
         problems.extend(check_index(objects[INDEX_NAME], INDEX_NAME in names, headers, names))
+    if config is not None and (spec or {}).get("family") == "medusa":
+        config = _fill_in_heads(config, headers)
     return FolderScan(
         path=path,
         names=tuple(names),
@@ -193,6 +198,20 @@ def scan_folder(path: str | Path) -> FolderScan:
         headers=headers,
         problems=tuple(problems),
     )
+
+
+def _fill_in_heads(config: dict[str, Any], headers: Mapping[str, Header]) -> dict[str, Any]:
+    """A Medusa config that does not count its heads: vLLM 0.31.0 takes K of them whatever it says,
+    so those in the files are meant."""
+    if any("num" in key and "heads" in key for key in config):
+        return config
+    heads = {
+        int(found[1])
+        for header in headers.values()
+        for name in header.tensors
+        if (found := _MEDUSA_HEAD.match(name))
+    }
+    return {**config, "num_heads": len(heads)} if heads else config
 
 
 def _scan_headers(path: Path, names: list[str]) -> tuple[dict[str, Header], list[Problem]]:

@@ -69,6 +69,26 @@ LEFTOVERS: dict[str, Key] = {
     "top_p": Key(kind="number", unread=_OF_SAMPLING, harmless=(1.0,)),
     "repetition_penalty": Key(kind="number", unread=_OF_SAMPLING, harmless=(1.0,)),
 }
+# Left by targets with experts. No draft class that is known here builds any: told as cfg.moe.
+_EXPERTS: dict[str, Key] = {
+    **{
+        name: Key(kind="int")
+        for name in (
+            "num_experts",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "n_routed_experts",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "decoder_sparse_step",
+            "first_k_dense_replace",
+        )
+    },
+    "mlp_only_layers": Key(kind="int list"),
+    "norm_topk_prob": Key(kind="bool"),
+    "output_router_logits": Key(kind="bool"),
+    "router_aux_loss_coef": Key(kind="number"),
+}
 _BASE: dict[str, Key] = {
     "architectures": Key(kind="str list"),
     "model_type": _TEXT,
@@ -111,12 +131,21 @@ _DECODER: dict[str, Key] = {
 }
 _LLAMA: dict[str, Key] = {
     **_DECODER,
+    **_EXPERTS,
     "mlp_bias": Key(kind="bool", nullable=False, default="false"),
     "pretraining_tp": Key(kind="int"),
+    # left by exporters of Qwen targets
+    "use_sliding_window": Key(
+        kind="bool",
+        unread="vLLM 0.31.0's Llama layer goes by layer_types and sliding_window",
+        harmless=(False,),
+    ),
+    "max_window_layers": Key(kind="int"),
 }
 # Qwen3Config drops sliding_window unless use_sliding_window is true, and has a head_dim of 128.
 _QWEN3: dict[str, Key] = {
     **_DECODER,
+    **_EXPERTS,
     "num_key_value_heads": Key(kind="int", low=1, high=2**26, rule="cfg.missing", default="32"),
     "head_dim": Key(
         kind="int", low=1, high=2**26, rule="cfg.missing", default="128", nullable=False

@@ -114,13 +114,13 @@ _ENDS: tuple[Row, ...] = (
     Row(
         name="d2t",
         shape=("draft_vocab_size",),
-        dtypes=("I64", "I32"),
+        dtypes=("I64", "I32", "I16"),
         when="draft_vocabulary",
         if_missing=_D2T_MISSING,
         fix_missing="Save the map as int64 'd2t' with d2t[i] = target id - i.",
     ),
     # read by no engine, written by every trainer: the mask that d2t was made from
-    Row(name="t2d", shape=("vocab_size",), dtypes=("BOOL", "U8"), needs="never"),
+    Row(name="t2d", shape=("vocab_size",), dtypes=("BOOL", "U8"), needs="never", is_skipped=True),
 )
 
 

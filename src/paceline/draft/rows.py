@@ -74,7 +74,8 @@ class Row:
     first: where {i} starts. shape: products of sizes; also: other shapes that vLLM takes.
     when: a flag without which vLLM has no place for the tensor ("!flag": with which).
     needs: "always", "never", or a flag. unread: vLLM drops the tensor; a finding.
-    is_linear: a quantised draft may hold it in another form.
+    is_linear: a quantised draft may hold it in another form. is_skipped: vLLM passes over the name,
+    whatever the tensor holds.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Row:
     if_missing: str = ""
     fix_missing: str = ""
     is_linear: bool = False
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,8 @@ class TensorRule:
     """One tensor of one config. rows / columns say in words where the two sizes come from.
 
     also: other shapes that vLLM 0.31.0 loads as this one. unread: it may be there, and vLLM drops
-    it. is_linear: a quantised draft may hold it in another form.
+    it. is_linear: a quantised draft may hold it in another form. is_skipped: another shape or dtype
+    changes nothing.
     """
 
     shape: tuple[int, ...]
@@ -109,6 +112,7 @@ class TensorRule:
     fix_missing: str = ""
     unread: str = ""
     is_linear: bool = False
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +199,7 @@ def _build_rule(row: Row, sizes: Sizes) -> TensorRule:
         fix_missing=row.fix_missing,
         unread=row.unread,
         is_linear=row.is_linear,
+        is_skipped=row.is_skipped,
     )
 
 

@@ -114,11 +114,12 @@ def check_experts(case: Case) -> Iterator[Finding]:
                     "cfg.moe",
                     "config.json",
                     f"'{key}' asks for expert layers, which a draft of family {case.family} does"
-                    " not have",
+                    " not have; vLLM builds it dense",
                     where=f"{prefix}{key}",
                     found=value,
                     expected="no such key",
-                    fix="Remove it, or train a dense draft.",
+                    fix="Remove it; the weights are held against a dense draft.",
+                    severity="error" if case.family == "mtp" else None,
                 )
 
 

@@ -9,7 +9,7 @@ from paceline.problems import show_value
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
-from paceline.validate.rope import check_rope, count_table_rows
+from paceline.validate.rope import MAX_TABLE_ROWS, check_rope, count_table_rows
 
 __all__ = ["check_fit", "check_positions"]
 
@@ -203,16 +203,18 @@ def check_positions(case: Case) -> Iterator[Finding]:
             severity="error",
         )
     elif positions > ceiling or count_table_rows(case, positions) > 4 * ceiling:
+        rows = int(count_table_rows(case, positions))
+        refused = case.is_contest or rows > MAX_TABLE_ROWS
         yield finding(
             "cfg.pos",
             _FILE,
-            f"{positions:,} positions make a rotary table that nobody needs, in memory that the"
-            " file sizes hide",
+            f"{positions:,} positions make a rotary table of {rows:,} rows that nobody needs, in"
+            " memory that the file sizes hide",
             where=where,
             found=stated,
             expected=f"at most {ceiling:,}",
             fix="Copy the target's value.",
-            severity="error",
+            severity="error" if refused else "warning",
         )
     elif positions < needed:
         own = target is not None and target < needed and positions >= target

@@ -12,13 +12,12 @@ from paceline.safetensors_header import DTYPE_BYTES, TensorInfo
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
-from paceline.validate.rope import count_table_rows
+from paceline.validate.rope import MAX_TABLE_ROWS, count_table_rows
 
 __all__ = ["check_estimate", "check_load"]
 
 _LOAD_FACTOR = 4  # of the contest's file limit
 _TABLE_BYTES = 2 + 3 * 4  # an entry of the 16-bit rotary table, and float32 while it is computed
-_MAX_ROWS = 2**22  # more rows are refused by cfg.pos
 _CAST = ("BF16", "F16", "F32", "F64")
 _NOT_HELD = ("t2d",)
 
@@ -148,5 +147,5 @@ def _table_bytes(case: Case) -> int:
     positions, layers = case.config.get("max_position_embeddings"), _read_layers(case)
     if layers is None or not isinstance(positions, int) or isinstance(positions, bool):
         return 0
-    rows = min(count_table_rows(case, max(positions, 0)), _MAX_ROWS)
+    rows = min(count_table_rows(case, max(positions, 0)), MAX_TABLE_ROWS)
     return int(rows * layers.head_dim * _TABLE_BYTES)

@@ -14,9 +14,10 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_rope", "count_table_rows"]
+__all__ = ["MAX_TABLE_ROWS", "check_rope", "count_table_rows"]
 
 _FILE = "config.json"
+MAX_TABLE_ROWS = 2**22  # a table of more is refused, whatever a draft needs
 _NEEDED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),

@@ -52,7 +52,7 @@ def test_smollm2_sizes() -> None:
         math.prod(shape) for name, shape in shapes.items() if name not in {"lm_head.weight", "d2t"}
     )
     assert own == 5_089_536  # the size that vLLM's own module has without its head
-    assert rules["d2t"].dtypes == ("I64", "I32")  # vLLM copies either into int64
+    assert rules["d2t"].dtypes == ("I64", "I32", "I16")  # vLLM copies each into int64
 
 
 def test_full_vocabulary_needs_neither_head_nor_map() -> None:

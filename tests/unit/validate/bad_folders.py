@@ -168,7 +168,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "meta.target": changed_metadata(trained={"target": {"tokenizer_sha256": "f" * 64}}),
     "meta.thinking": changed_metadata(trained={"thinking": "sometimes"}),
     "cfg.auto_map": changed_config(rope_parameters={"auto_map": {"AutoModel": "x.Y"}}),
-    "cfg.unknown": changed_config(speculative_magic=3),
+    "cfg.unknown": changed_config(n_predict=3),
     "cfg.missing": changed_config(intermediate_size=REMOVE),
     "cfg.arch": changed_config(architectures=["MistralForCausalLM"]),
     "cfg.model_type": changed_config(model_type="qwen3_next"),
@@ -211,7 +211,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "ten.missing": changed_tensors(fc__weight=REMOVE),
     "ten.extra": changed_tensors(secret=random_bf16(4, seed=1)),
     "ten.shape": changed_tensors(norm__weight=random_bf16(17, seed=1)),
-    "ten.dtype": changed_tensors(d2t=("I16", (16,), b"\0" * 32)),
+    "ten.dtype": changed_tensors(d2t=("F32", (16,), b"\0" * 64)),
     "ten.unread": changed_tensors(
         midlayer__self_attn__rotary_emb__inv_freq=("F32", (2,), b"\0" * 8)
     ),

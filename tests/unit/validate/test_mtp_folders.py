@@ -97,7 +97,7 @@ def tensors_of(draft: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ({"architectures": ["Qwen3ForCausalLM"]}, "cfg.arch"),
         ({"model_type": "llama"}, "cfg.model_type"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "cfg.auto_map"),
-        ({"unheard_of": 1}, "cfg.unknown"),
+        ({"n_embd": 1}, "cfg.unknown"),
     ],
 )
 def test_a_wrong_config(

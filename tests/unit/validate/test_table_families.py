@@ -10,6 +10,7 @@ import pytest
 from builders import build_target_facts
 from contract_cases import CASES, Case, build_tensors_of, write_folder
 
+from paceline.draft import read_draft
 from paceline.rules import read_rules
 from paceline.target import TargetFacts
 from paceline.validate import validate_draft
@@ -147,3 +148,18 @@ def test_deep_reads_every_family(tmp_path: Path) -> None:
         found = validate_draft(folder, deep=True).findings
         rules = {f.rule for f in found if f.severity == "error" and f.rule.startswith("ten.")}
         assert rules == set(), (case.name, rules)
+
+
+def test_a_medusa_folder_that_does_not_count_its_heads(tmp_path: Path) -> None:
+    """vLLM builds K heads whatever the config says, so those in the files are meant."""
+    (case,) = [case for case in CASES if case.name == "medusa, one output layer"]
+    config = {key: value for key, value in case.config.items() if key != "num_heads"}
+    folder = tmp_path / "d"
+    write_folder(case, folder, build_tensors_of(case))
+    (folder / "config.json").write_text(json.dumps(config))
+    for k, rules in ((3, set()), (2, set()), (4, {"cfg.medusa"})):
+        spec = {"family": "medusa", "num_speculative_tokens": k}
+        (folder / "spec.json").write_text(json.dumps(spec))
+        found = validate_draft(folder).findings
+        assert {item.rule for item in found if item.severity == "error"} == rules
+    assert read_draft(folder).config["num_heads"] == 3
