@@ -17,6 +17,7 @@ from paceline.cli import (
     forecast,
     judge,
     leaderboard,
+    quantize,
     serve,
     submit,
     target,
@@ -62,6 +63,7 @@ app.command("compare")(compare.compare)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("quantize")(quantize.quantize)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)

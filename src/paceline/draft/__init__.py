@@ -22,6 +22,7 @@ from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import export_draft, import_draft
 from paceline.draft.medusa import build_medusa_config
+from paceline.draft.kernels import explain_no_cpu_kernel, find_cpu_kernel
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
 from paceline.draft.packed import dequantize_tensors, pack_codes, read_tensors, unpack_codes
@@ -58,7 +59,9 @@ __all__ = [
     "default_aux_layer_ids",
     "dequantize_tensors",
     "drafts_in_parallel",
+    "explain_no_cpu_kernel",
     "export_draft",
+    "find_cpu_kernel",
     "find_variant",
     "has_kind",
     "import_draft",

@@ -8,7 +8,17 @@ from paceline.quantize.calibration import (
     choose_rows,
 )
 from paceline.quantize.draft import DraftPlan, plan_draft, quantize_draft
+from paceline.quantize.price import Price, build_price, parse_share
+from paceline.quantize.reshape import (
+    Reshape,
+    choose_tokens,
+    count_tokens,
+    read_vocabulary,
+    reshape_draft,
+)
 from paceline.quantize.schemes import SCHEMES, choose_scheme, describe_scheme
+from paceline.quantize.target import quantize_target
+from paceline.quantize.target_plan import TargetPlan, plan_target
 
 __all__ = [
     "SCHEMES",
@@ -16,10 +26,21 @@ __all__ = [
     "CalibrationRow",
     "DraftPlan",
     "Moments",
+    "Price",
+    "Reshape",
+    "TargetPlan",
+    "build_price",
     "check_rows",
     "choose_rows",
     "choose_scheme",
+    "choose_tokens",
+    "count_tokens",
     "describe_scheme",
+    "parse_share",
     "plan_draft",
+    "plan_target",
     "quantize_draft",
+    "quantize_target",
+    "read_vocabulary",
+    "reshape_draft",
 ]

@@ -6,7 +6,7 @@ Rows are checked before any work starts, inputs as they come: a message names fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from paceline.errors import DataError
 from paceline.target import TargetFacts
@@ -28,6 +28,9 @@ class CalibrationRow(Protocol):
     def loss_spans(self) -> Sequence[tuple[int, int]]: ...
     @property
     def finish_reason(self) -> str: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=CalibrationRow)
 
 
 class Calibration(Protocol):
@@ -90,9 +93,7 @@ def check_rows(
             )
 
 
-def choose_rows(
-    rows: Sequence[CalibrationRow], num_rows: int, max_length: int
-) -> list[CalibrationRow]:
+def choose_rows(rows: Sequence[AnyRow], num_rows: int, max_length: int) -> list[AnyRow]:
     """At most num_rows, evenly over the file, of those no longer than max_length tokens.
 
     Raises DataError when none is short enough.

@@ -6,13 +6,20 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.draft import SPEC_KEYS, Draft, default_aux_layer_ids, read_aux_layer_ids
+from paceline.draft import (
+    SPEC_KEYS,
+    Draft,
+    default_aux_layer_ids,
+    explain_no_cpu_kernel,
+    read_aux_layer_ids,
+)
 from paceline.errors import PlanError
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS, METHODS
 from paceline.serve.install import require_vllm
 from paceline.serve.model_free import check_model_free, is_model_free
 from paceline.serve.parallel import check_parallel, is_parallel
 from paceline.serve.plan import Plan, kv_bytes_per_token
+from paceline.target.weights import read_weight_headers
 
 __all__ = ["check_plan"]
 
@@ -32,6 +39,7 @@ def check_plan(plan: Plan) -> list[str]:
     _check_k(plan, notes)
     _check_lengths(plan, notes)
     _check_sizes(plan)
+    _check_kernels(plan)
     if is_model_free(plan.method):
         check_model_free(plan)
     elif plan.draft is not None:
@@ -176,6 +184,31 @@ def _check_sizes(plan: Plan) -> None:
                 where="kv_cache_bytes",
                 expected=f"{one} bytes, one sequence of max_model_len = {plan.max_model_len}",
                 fix="Raise kv_cache_bytes or lower max_model_len.",
+            )
+
+
+def _check_kernels(plan: Plan) -> None:
+    """Quantised weights that the CPU build has no kernel for."""
+    if plan.device != "cpu":
+        return
+    found: list[tuple[str, Any, Mapping[str, Any]]] = []
+    nested = plan.target.config.get("text_config")
+    for level in (plan.target.config, nested if isinstance(nested, Mapping) else {}):
+        if isinstance(level.get("quantization_config"), Mapping):
+            headers = read_weight_headers(plan.target.path, require_weights=False).values()
+            held = {name: info for header in headers for name, info in header.tensors.items()}
+            found.append((str(plan.target.path), level["quantization_config"], held))
+    if plan.draft is not None and isinstance(
+        plan.draft.config.get("quantization_config"), Mapping
+    ):
+        settings = plan.draft.config["quantization_config"]
+        found.append((str(plan.draft.path), settings, plan.draft.tensors))
+    for where, settings, tensors in found:
+        packed = {n: info.shape for n, info in tensors.items() if n.endswith(".weight_packed")}
+        reason = explain_no_cpu_kernel(settings, packed)
+        if reason is not None:
+            raise PlanError(
+                reason, where=where, fix="Serve it on a GPU, or quantise to w4a16, w8a8 or fp8."
             )
 
 

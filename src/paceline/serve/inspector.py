@@ -134,18 +134,32 @@ def _count(named: Any, owned: set[int]) -> tuple[int, dict[str, int], list[str]]
 
 
 def _packed_linears(draft: Any, target: Any) -> dict[str, int]:
-    """Linear layers whose weight the CPU backend packed away: name -> bytes by shape."""
+    """Matrices whose weight the CPU backend packed away: name -> bytes by shape."""
     from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     targets = {id(module) for module in target.modules()}
     found: dict[str, int] = {}
     for name, module in draft.named_modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(module, LinearBase) or weight is None or weight.numel():
+        if not isinstance(module, LinearBase | ParallelLMHead) or id(module) in targets:
             continue
-        if id(module) in targets:
+        width = _packed_width(module)
+        if not width:
             continue
-        rows = getattr(module, "output_size_per_partition", module.output_size)
-        columns = getattr(module, "input_size_per_partition", module.input_size)
-        found[f"{name}.weight"] = rows * columns * weight.element_size()
+        if isinstance(module, ParallelLMHead):
+            rows, columns = module.num_embeddings_padded, module.embedding_dim
+        else:
+            rows = getattr(module, "output_size_per_partition", module.output_size)
+            columns = getattr(module, "input_size_per_partition", module.input_size)
+        found[f"{name}.weight"] = rows * columns * width
     return found
+
+
+def _packed_width(module: Any) -> int:
+    """Bytes an element of a weight that is held out of sight; 0 for one that is in sight."""
+    weight = getattr(module, "weight", None)
+    if weight is not None:
+        return 0 if weight.numel() else int(weight.element_size())
+    # the int8 kernel drops the weight and keeps what it made of it
+    scheme = type(getattr(module, "scheme", None)).__name__
+    return 1 if scheme == "CompressedTensorsW8A8Int8" else 0

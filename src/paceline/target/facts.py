@@ -194,7 +194,7 @@ def _rope_parameters(config: _Config) -> dict[str, Any]:
 
 def _is_tied(config: _Config, tensors: dict[str, TensorInfo]) -> bool:
     stated = config.find("tie_word_embeddings")
-    has_head = any(name.endswith("lm_head.weight") for name in tensors)
+    has_head = any(name.endswith(("lm_head.weight", "lm_head.weight_packed")) for name in tensors)
     if stated is None:
         return bool(tensors) and not has_head
     if tensors and not stated and not has_head:

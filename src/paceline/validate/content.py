@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _TEXT_KEYS = ("name", "team", "description", "license")
-_OBJECT_KEYS = ("trained", "served")
+_OBJECT_KEYS = ("trained", "served", "quantized", "reshaped")
 _FINGERPRINTS = {
     "tokenizer_sha256": "tokenizer",
     "chat_template_sha256": "chat template",

@@ -1,0 +1,103 @@
+"""A quantised draft beside its original, both served; the table, and the gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.arms import open_arms
+from paceline.cli.console import console, say
+from paceline.cli.disk import require_room
+from paceline.cli.measure import build_questions, finish_run, measure_endpoints, plan_arms
+
+if TYPE_CHECKING:
+    from paceline.data import Thinking
+    from paceline.draft import Draft
+    from paceline.quantize import Price
+    from paceline.target import TargetFacts
+
+__all__ = ["measure_price"]
+
+KEPT_ORIGINAL = 1
+
+
+def measure_price(
+    before: Draft,
+    after: Draft,
+    target: TargetFacts,
+    out: Path,
+    *,
+    limit: float | None,
+    prompts: str,
+    rules_name: str,
+    max_tokens: int | None,
+    device: str | None,
+    thinking: Thinking,
+) -> int:
+    """Serves both, prints the table, and gives the new draft its name `out` if it passed.
+
+    limit: allowed loss of acceptance; None allows any. The run lies in `out`.measure, the figures
+    in `out`.price.json. The exit code: 0, or 1 where the original is kept.
+    """
+    from paceline.quantize import build_price
+    from paceline.records import write_json
+    from paceline.report import render_price, write_report
+    from paceline.rules import read_rules
+
+    rules = read_rules(rules_name)
+    run = out.with_name(f"{out.name}.measure")
+    if run.exists():
+        shutil.rmtree(run)
+    questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
+    arms = plan_arms(
+        target,
+        {"baseline": str(before.path), "candidate": str(after.path), "plain": "none"},
+        rules,
+        num_speculative_tokens=before.num_speculative_tokens,
+        num_tokens=questions.longest,
+        device=device,
+        twice=True,
+    )
+    require_room(run)
+    with open_arms(arms, run) as endpoints:
+        kernels = {
+            name: endpoint.kernels()  # type: ignore[attr-defined]
+            for name, endpoint in endpoints.items()
+            if name != "plain"
+        }
+        measure_endpoints(endpoints, arms, target, rules, questions, out=run)
+    result = finish_run(run, arms, target, rules, with_replay=False, thinking=thinking)
+    price = build_price(
+        result,
+        files_bytes=(before.files_bytes, after.files_bytes),
+        kernels=kernels,
+        max_loss=limit,
+    )
+    record = dataclasses.asdict(price)
+    write_json(out.with_name(f"{out.name}.price.json"), record)
+    console.print(render_price(record))
+    named = ", ".join(f"{n} x {k}" for k, n in kernels["candidate"]["draft"].items())
+    say(f"the draft's kernels: {named}")
+    say(f"report: {write_report(run)}")
+    return _decide(price, after, out, result.get("withheld"))
+
+
+def _decide(price: Price, after: Draft, out: Path, withheld: object) -> int:
+    from paceline.records import storage_errors
+
+    loss = f"{price.loss:.2%} of acceptance lost"
+    if price.loss_low is not None and price.loss_high is not None:
+        loss += f" ({price.loss_low:.2%} to {price.loss_high:.2%})"
+    if price.verdict == "exceeds" or (isinstance(withheld, dict) and "candidate" in withheld):
+        why = f"{price.max_loss:.2%} allowed" if price.verdict == "exceeds" else "its texts differ"
+        say(f"{loss}, {why}: the original is kept. The quantised draft lies in {after.path}")
+        return KEPT_ORIGINAL
+    with storage_errors(out):
+        os.replace(after.path, out)
+    if price.verdict == "open":
+        loss += f"; more prompts are needed to say that it is below {price.max_loss:.2%}"
+    say(f"{loss}. draft: {out}")
+    return 0
