@@ -198,9 +198,7 @@ def _check_kernels(plan: Plan) -> None:
             headers = read_weight_headers(plan.target.path, require_weights=False).values()
             held = {name: info for header in headers for name, info in header.tensors.items()}
             found.append((str(plan.target.path), level["quantization_config"], held))
-    if plan.draft is not None and isinstance(
-        plan.draft.config.get("quantization_config"), Mapping
-    ):
+    if plan.draft is not None and isinstance(plan.draft.config.get("quantization_config"), Mapping):
         settings = plan.draft.config["quantization_config"]
         found.append((str(plan.draft.path), settings, plan.draft.tensors))
     for where, settings, tensors in found:
