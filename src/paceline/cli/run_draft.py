@@ -174,15 +174,27 @@ def _foresee(
     """Draft memory in bytes. A hybrid target's pool is no sum of layers: there by the forecast."""
     if not target.is_hybrid:
         return _read_estimate(report)
-    if draft.family != "mtp" or seen.facts is None:
+    design_text = _describe_design(draft)
+    if design_text is None or seen.facts is None:
         return None
     from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
 
     shape = read_shape(target.path)
-    text = f'family = "mtp"\nnum_speculative_tokens = {draft.num_speculative_tokens}\n'
     plan = CachePlan(device=seen.facts.platform)
-    design = parse_design(text, shape)
+    design = parse_design(design_text, shape)
     return measure_memory(design, shape, context_tokens=context_tokens, plan=plan).total_bytes
+
+
+def _describe_design(draft: Draft) -> str | None:
+    """The draft as a design on paper; None for a family whose folder says more than a design."""
+    text = f'family = "{draft.family}"\nnum_speculative_tokens = {draft.num_speculative_tokens}\n'
+    if draft.family == "mtp":
+        return text
+    layers = draft.config.get("num_hidden_layers", 1)
+    if draft.family != "medusa" or not layers:
+        return None
+    one_head = "true" if draft.config.get("original_lm_head") is True else "false"
+    return f"{text}num_layers = {layers}\none_head = {one_head}\n"
 
 
 def _read_estimate(report: Report) -> int | None:

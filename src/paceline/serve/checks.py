@@ -25,6 +25,7 @@ __all__ = ["check_plan"]
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _KV_BLOCK_TOKENS = 128
+_CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM's CPU attention
 _MAX_NUM_SEQS = 4096  # every buffer of the engine grows with it
 
 
@@ -243,6 +244,15 @@ def _check_draft_fits(plan: Plan, draft: Draft, notes: list[str]) -> None:
         _check_taps(config, target.num_hidden_layers, where, fix)
     if is_parallel(draft):
         check_parallel(plan, draft, notes)
+    head_dim = config.get("head_dim")
+    if plan.device == "cpu" and isinstance(head_dim, int) and head_dim not in _CPU_HEAD_DIMS:
+        raise PlanError(
+            f"the draft's heads have {head_dim} dimensions, and vLLM's CPU attention stops at its"
+            " first step with them",
+            where=f"{where}: head_dim",
+            expected=f"one of {', '.join(map(str, _CPU_HEAD_DIMS))}",
+            fix="Serve it on a GPU, or train a draft with another head_dim.",
+        )
     trained = draft.metadata.get("trained")
     if isinstance(trained, Mapping):
         _compare_training(trained, plan, notes)

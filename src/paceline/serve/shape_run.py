@@ -281,7 +281,6 @@ def _make_draft(folder: Path, draft: ShapeDraft, target: TargetFacts) -> Draft:
 def _by_shape(plan: Plan, draft: ShapeDraft | None, acceptance_length: float | None) -> Plan:
     """The plan with dummy weights, a pool of its own size, and acceptance by decree."""
     args = {**plan.engine_args, "load_format": "dummy"}
-    env, runner = dict(plan.env), plan.runner
     if plan.device == "cuda":
         args["gpu_memory_utilization"] = _GPU_SHARE
     if draft is not None:
@@ -292,7 +291,4 @@ def _by_shape(plan: Plan, draft: ShapeDraft | None, acceptance_length: float | N
         if draft.kv_dtype != "auto":
             speculative["kv_cache_dtype"] = draft.kv_dtype
         args["speculative_config"] = speculative
-        if draft.family == "medusa" and runner == "v2":  # vLLM's other runner has no medusa
-            runner, env["VLLM_USE_V2_MODEL_RUNNER"] = "v1", "0"
-            args["async_scheduling"] = False
-    return dataclasses.replace(plan, engine_args=args, env=env, runner=runner)
+    return dataclasses.replace(plan, engine_args=args)

@@ -66,7 +66,7 @@ def make_draft(tmp_path: Path) -> Callable[..., Draft]:
             "vocab_size": 64,
             "num_hidden_layers": 1,
             "num_key_value_heads": 2,
-            "head_dim": 8,
+            "head_dim": 32,
             "max_position_embeddings": 4096,
             "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
         }

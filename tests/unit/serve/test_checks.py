@@ -237,7 +237,7 @@ def test_medusa_heads_of_another_width_are_refused(
 def test_a_draft_model_has_sizes_and_positions_of_its_own(
     make_target: Targets, make_draft: Drafts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 32}
     draft = make_draft(family="draft_model", config={**config, "num_key_value_heads": 2})
     assert check_plan(build_plan(make_target(), draft, device="cpu")) == []
     # every K is the same model once more
@@ -267,7 +267,7 @@ def test_a_draft_model_is_refused_where_it_would_write_into_the_targets_states(
     kinds: tuple[str, ...],
 ) -> None:
     """Seen: beside a hybrid on a CPU no greedy answer of eight was the target's own."""
-    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    config = {"hidden_size": 8, "vocab_size": 64, "num_hidden_layers": 2, "head_dim": 32}
     draft = make_draft(family="draft_model", config=config)
     with pytest.raises(PlanError, match="overwrites the target's states"):
         check_plan(build_plan(make_target(layer_types=kinds), draft, device="cpu"))
@@ -290,3 +290,13 @@ def test_the_reason_still_stands_in_the_installed_vllm() -> None:
     assert chosen is not None
     assert "EagleProposer" in chosen[1]
     assert "DraftModelProposer" not in chosen[1]
+
+
+def test_heads_that_the_cpu_cannot_attend_with_are_refused_there(
+    make_target: Targets, make_draft: Drafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = make_draft(config={"head_dim": 16})
+    with pytest.raises(PlanError, match="heads have 16 dimensions"):
+        check_plan(build_plan(make_target(), draft, device="cpu"))
+    monkeypatch.setattr(checks, "require_vllm", lambda device: "0.31.0")
+    assert check_plan(build_plan(make_target(), draft, device="cuda")) == []

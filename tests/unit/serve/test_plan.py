@@ -184,9 +184,9 @@ def test_default_lengths_follow_the_target(make_target: Targets) -> None:
 
 
 def test_kv_bytes_per_token_by_hand(make_target: Targets, make_draft: Drafts) -> None:
-    # 4 layers, 2 KV heads of 8, K and V, 2 bytes: 256; the draft's own layer adds 64
+    # 4 layers, 2 KV heads of 8, K and V, 2 bytes: 256; the draft's own layer, of 32, adds 256
     assert kv_bytes_per_token(make_target(), None) == 4 * 2 * 8 * 2 * 2
-    assert kv_bytes_per_token(make_target(), make_draft()) == 256 + 64
+    assert kv_bytes_per_token(make_target(), make_draft()) == 256 + 256
     hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
     assert kv_bytes_per_token(hybrid, None) == 64
 

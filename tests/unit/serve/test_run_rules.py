@@ -12,6 +12,7 @@ from builders import build_draft
 from paceline.draft import Draft, read_draft
 from paceline.endpoint import Answer, MemoryFacts
 from paceline.errors import EngineError
+from paceline.methods import METHODS
 from paceline.serve import Isolation, Observed, RunCase, Told, check_observed
 from paceline.serve.failure import explain
 from paceline.serve.run_loaded import engine_key
@@ -302,7 +303,11 @@ def test_boot_tells_the_last_line_of_the_log(draft: Draft, tmp_path: Path) -> No
     assert fix.endswith("It ends: ValueError: no module named x")
 
 
-def test_a_family_that_is_not_served_here_is_no_fault_of_the_draft(draft: Draft) -> None:
+def test_a_family_that_is_not_served_here_is_no_fault_of_the_draft(
+    draft: Draft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dataclasses.replace(METHODS["dflash"], serves=False)
+    monkeypatch.setitem(METHODS, "dflash", row)
     other = dataclasses.replace(draft, family="dflash")
     case = build_case(other, error=EngineError("method 'dflash' cannot be served yet"))
     assert told(case)["run.boot"][0].severity == "note"

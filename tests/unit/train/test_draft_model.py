@@ -215,3 +215,41 @@ def test_sizes_that_vllm_refuses(target: TargetFacts) -> None:
         build_draft_model_config(target, num_layers=1, num_key_value_heads=3)
     with pytest.raises(DraftError, match="model_type 'qwen2'"):
         build_module({**CONFIG, "model_type": "qwen2"})
+
+
+def test_an_untrained_cut_is_caught_and_a_draft_of_its_own_is_not(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    """The contest's rule: layers of the target are not a draft; `validate --deep` compares them."""
+    from paceline.rules import read_rules
+    from paceline.validate import validate_draft
+
+    rules = read_rules("emc2-2027")
+    told = {}
+    for name, start, lr in (
+        ("cut", "target-layers", 1e-12),
+        ("on", "target-layers", 2e-2),
+        ("own", "target", 3e-3),
+    ):
+        draft = train_draft(
+            recipe(
+                draft={"num_layers": 2},
+                init={"from": start},
+                optim__lr=lr,
+                optim__num_steps=1 if name == "cut" else 60,
+            ),
+            target=target,
+            data_dir=data_dir,
+            out_dir=tmp_path / name,
+            device="cpu",
+        )
+        report = validate_draft(draft.path, target=target, rules=rules, deep=True)
+        told[name] = {f.rule: f for f in report.findings if f.rule in ("ten.copy", "ten.start")}
+    copy = told["cut"]["ten.copy"]
+    assert copy.severity == "error"
+    assert "is a copy of the target's 'model.layers.0.mlp.down_proj.weight'" in copy.message
+    assert "13 other matrices likewise" in copy.message
+    # trained on from them: said, and no error where metadata.json says so too
+    assert told["on"]["ten.start"].severity == "note"
+    assert "ten.copy" not in told["on"]
+    assert told["own"] == {}  # the ends may be the target's
