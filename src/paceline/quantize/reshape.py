@@ -109,20 +109,16 @@ def reshape_draft(
             where=f"{draft.path}/config.json",
             fix="Change the 16-bit draft first, then quantise it.",
         )
+    _require_possible(draft, target, change)
     config, tensors = dict(draft.config), read_tensors(draft)
     told: dict[str, Any] = {"from_sha256": draft.sha256}
     if change.window is not None:
-        config.update(_window_keys(draft, target, change.window))
+        config.update(_window_keys(draft, change.window))
         told["window"] = change.window
     if change.shares_head:
-        if change.tokens is not None:
-            raise PlanError(
-                "--share-head takes the target's whole vocabulary, --vocab a part of it",
-                expected="one of the two",
-            )
-        told["shared"] = _share(draft, target, config, tensors)
+        told["shared"] = _share(target, config, tensors)
     elif change.tokens is not None:
-        _cut(draft, target, config, tensors, change.tokens)
+        _cut(target, config, tensors, change.tokens)
         told.update(draft_vocab_size=len(change.tokens), coverage=dict(coverage or {}))
     spec = {k: v for k, v in draft.spec.items() if k not in ("family", "num_speculative_tokens")}
     metadata = {**draft.metadata, "reshaped": told}
@@ -142,16 +138,45 @@ def reshape_draft(
     )
 
 
-def _window_keys(draft: Draft, target: TargetFacts, window: int) -> dict[str, Any]:
-    if draft.family == "mtp" or draft.family not in ("eagle3", "draft_model", "dflash"):
-        why = _MTP_WINDOW if draft.family == "mtp" else "the family has no attention of its own"
-        raise PlanError(why, where="--window", expected="a draft with attention layers of its own")
-    if not 16 <= window < target.max_position_embeddings:
+def _require_possible(draft: Draft, target: TargetFacts, change: Reshape) -> None:
+    """Raises PlanError, with vLLM's reason, before anything is read."""
+    family = draft.family
+    if change.window is not None:
+        if family not in ("eagle3", "draft_model", "dflash"):
+            why = _MTP_WINDOW if family == "mtp" else "the family has no attention of its own"
+            raise PlanError(why, where="--window", expected="a draft with attention of its own")
+        if not 16 <= change.window < target.max_position_embeddings:
+            raise PlanError(
+                f"a window of {change.window} tokens",
+                where="--window",
+                expected=f"16 to {target.max_position_embeddings - 1}",
+            )
+    if change.shares_head and change.tokens is not None:
         raise PlanError(
-            f"a window of {window} tokens",
-            where="--window",
-            expected=f"16 to {target.max_position_embeddings - 1}",
+            "--share-head takes the target's whole vocabulary, --vocab a part of it",
+            expected="one of the two",
         )
+    if change.shares_head and family not in ("eagle3", "dflash"):
+        raise PlanError(
+            "an MTP head shares the target's output layer always"
+            if family == "mtp"
+            else f"vLLM 0.31.0 shares no output layer with a draft of family {family}",
+            where="--share-head",
+        )
+    if change.tokens is not None and family not in ("eagle3", "dflash"):
+        raise PlanError(_NO_VOCABULARY.get(family, "the family has no vocabulary"), where="--vocab")
+    needs_targets = change.shares_head or (
+        change.tokens is not None and "lm_head.weight" not in draft.tensors
+    )
+    if needs_targets and int(draft.config["hidden_size"]) != target.hidden_size:
+        raise PlanError(
+            f"the draft is {draft.config['hidden_size']} wide, the target's output layer reads"
+            f" {target.hidden_size}",
+            where="--share-head" if change.shares_head else "--vocab",
+        )
+
+
+def _window_keys(draft: Draft, window: int) -> dict[str, Any]:
     layers = int(draft.config.get("num_hidden_layers") or 1)
     keys = {"sliding_window": window, "layer_types": ["sliding_attention"] * layers}
     if draft.family == "dflash":
@@ -163,22 +188,9 @@ def _window_keys(draft: Draft, target: TargetFacts, window: int) -> dict[str, An
 
 
 def _share(
-    draft: Draft, target: TargetFacts, config: dict[str, Any], tensors: dict[str, Tensor]
+    target: TargetFacts, config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> dict[str, float]:
     """Takes the draft's own ends out; name -> relative difference to what stands in for it."""
-    if draft.family not in ("eagle3", "dflash"):
-        raise PlanError(
-            f"vLLM 0.31.0 shares no output layer with a draft of family {draft.family}"
-            if draft.family != "mtp"
-            else "an MTP head shares the target's output layer always",
-            where="--share-head",
-        )
-    if int(config["hidden_size"]) != target.hidden_size:
-        raise PlanError(
-            f"the draft is {config['hidden_size']} wide, the target's output layer reads"
-            f" {target.hidden_size}",
-            where="--share-head",
-        )
     taken: dict[str, float] = {}
     offsets = tensors.get("d2t")
     for name in ("lm_head.weight", "embed_tokens.weight"):
@@ -201,7 +213,6 @@ def _share(
 
 
 def _cut(
-    draft: Draft,
     target: TargetFacts,
     config: dict[str, Any],
     tensors: dict[str, Tensor],
@@ -209,18 +220,9 @@ def _cut(
 ) -> None:
     import torch
 
-    if draft.family in _NO_VOCABULARY or draft.family not in ("eagle3", "dflash"):
-        raise PlanError(
-            _NO_VOCABULARY.get(draft.family, "the family has no vocabulary"), where="--vocab"
-        )
     ids = torch.tensor(list(tokens), dtype=torch.int64)
     own, offsets = tensors.get("lm_head.weight"), tensors.get("d2t")
     if own is None:
-        if int(config["hidden_size"]) != target.hidden_size:
-            raise PlanError(
-                "the draft's output layer cannot be made from the target's: the widths differ",
-                where="--vocab",
-            )
         rows = read_target_matrix(target, "head")[ids]
     elif offsets is None:
         rows = own[ids]
