@@ -1,0 +1,253 @@
+"""Targets: which matrix gets which scheme, what is carried over, and that AWQ changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from paceline.data import Row  # noqa: E402
+from paceline.draft import dequantize_tensors  # noqa: E402
+from paceline.errors import DataError, PlanError, StorageError, TargetError  # noqa: E402
+from paceline.quantize import choose_scheme, plan_target, quantize_target  # noqa: E402
+from paceline.quantize.target_plan import build_target_settings  # noqa: E402
+from paceline.target import TargetFacts, read_target  # noqa: E402
+
+TYPES = ["linear_attention", "full_attention", "full_attention", "linear_attention"]
+ROWS = [
+    Row(
+        row_id=f"r{number}",
+        category="chat",
+        input_ids=tuple((number * 7 + place * 5) % 96 for place in range(20)),
+        loss_spans=((4, 20),),
+        finish_reason="length",
+    )
+    for number in range(6)
+]
+
+
+def save_hybrid(folder: Path, **changes: Any) -> Path:
+    """A random Qwen3.5-style model with layer types of no regular interval, and an MTP tensor."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "layer_types": TYPES,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "mtp_num_hidden_layers": 0,
+        "eos_token_id": 2,
+        **changes,
+    }
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():  # a few columns with large inputs, as in real models
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif parameter.ndim == 2:
+                parameter.mul_(6.0)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp.fc.weight"] = torch.randn(64, 128).bfloat16()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "notes.txt").write_text("carried over")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_hybrid(tmp_path_factory.mktemp("target") / "hybrid")
+
+
+@pytest.fixture
+def target(folder: Path) -> TargetFacts:
+    return read_target(str(folder))
+
+
+def logits(folder: Path, tensors: dict[str, Any] | None = None) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    if tensors is not None:
+        state = {n: t.float() for n, t in tensors.items() if not n.startswith("mtp.")}
+        missing = model.load_state_dict(state, strict=False)
+        assert not missing.unexpected_keys
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([list(row.input_ids)])).logits[0] for row in ROWS])
+
+
+def distance(one: Any, other: Any) -> float:
+    return float((one - other).norm() / one.norm())
+
+
+def test_layer_types_are_read_and_what_must_stay_stays(target: TargetFacts) -> None:
+    plan = plan_target(
+        target, choose_scheme("w4a16"), recurrent=choose_scheme("w8a8"), num_edge_layers=0
+    )
+    assert plan.schemes["model.layers.0.linear_attn.in_proj_qkv"] == choose_scheme("w8a8")
+    assert plan.schemes["model.layers.0.linear_attn.in_proj_z"] == choose_scheme("w8a8")
+    assert plan.schemes["model.layers.2.self_attn.q_proj"] == choose_scheme("w4a16")
+    gates = {f"model.layers.{n}.linear_attn.in_proj_{x}" for n in (0, 3) for x in "ab"}
+    assert set(plan.kept) == gates
+    settings = build_target_settings(plan)
+    groups = list(settings["config_groups"].values())
+    assert [group["format"] for group in groups] == ["pack-quantized", "int-quantized"]
+    assert settings["format"] == "mixed-precision"
+    assert groups[1]["targets"] == [
+        f"re:.*linear_attn\\.{leaf}$" for leaf in ("in_proj_qkv", "in_proj_z", "out_proj")
+    ]
+    assert {*gates, "re:^mtp.*", "lm_head"} == set(settings["ignore"])
+
+
+def test_edges_are_kept_and_named_for_vllm(target: TargetFacts) -> None:
+    plan = plan_target(target, choose_scheme("w4a16"))
+    assert {name.split(".")[2] for name in plan.schemes} == {"1", "2"}
+    ignored = build_target_settings(plan)["ignore"]
+    assert {"model.layers.0.mlp.up_proj", "model.layers.3.linear_attn.out_proj"} <= set(ignored)
+    with pytest.raises(PlanError, match="2 layers kept at each end of 4; expected 0 to 1"):
+        plan_target(target, choose_scheme("w4a16"), num_edge_layers=2)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "rtn"])
+def test_every_tensor_is_there_again(method: str, target: TargetFacts, tmp_path: Path) -> None:
+    plan = plan_target(
+        target,
+        choose_scheme("w4a16"),
+        method=method,
+        recurrent=choose_scheme("w8a8"),
+        head=choose_scheme("w8a8"),
+    )
+    done = quantize_target(plan, tmp_path / "out", rows=ROWS, where="rows")
+    before = load_file(target.path / "model.safetensors")
+    stored = load_file(done.path / "model.safetensors")
+    plain = dequantize_tensors(stored)
+    assert set(plain) == {*before, "lm_head.weight"}
+    record = json.loads((done.path / "quantized.json").read_text())
+    assert bool(record["rescaled"]) == (method == "awq")
+    quantised = {f"{name}.weight" for name in plan.schemes}
+    for name, tensor in before.items():
+        if name not in quantised and name not in record["rescaled"]:
+            assert torch.equal(plain[name], tensor), name
+    assert {"model.layers.1.self_attn.k_proj.weight_packed", "lm_head.weight_scale"} <= set(stored)
+    config = json.loads((done.path / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert config["layer_types"] == TYPES
+    assert (done.path / "notes.txt").read_text() == "carried over"
+    assert done.weights_fingerprint != target.weights_fingerprint
+    with pytest.raises(TargetError, match="quantised already"):
+        plan_target(done, choose_scheme("w4a16"))
+
+
+def test_gptq_is_nearer_than_rounding(target: TargetFacts, tmp_path: Path) -> None:
+    exact = logits(target.path)
+    found = {}
+    for method in ("gptq", "awq", "rtn"):
+        plan = plan_target(
+            target,
+            choose_scheme("w4a16"),
+            method=method,
+            recurrent=choose_scheme("w4a16"),
+            num_edge_layers=0,
+        )
+        done = quantize_target(plan, tmp_path / method, rows=ROWS, where="rows")
+        tensors = dequantize_tensors(load_file(done.path / "model.safetensors"))
+        found[method] = distance(exact, logits(target.path, tensors))
+    assert found["gptq"] < 0.8 * found["rtn"], found
+    assert found["awq"] < found["rtn"], found
+
+
+def test_awq_alone_changes_nothing(target: TargetFacts, monkeypatch: Any) -> None:
+    """Scales are folded into norms, gates and up_proj: with no rounding the model is the same."""
+    from paceline.quantize import target_run
+    from paceline.quantize.grid import QuantizedWeight
+
+    def leave(wide: Any, hessian: Any, plan: Any, name: str, kind: Any) -> Any:
+        one = torch.ones(len(wide), 1)
+        return QuantizedWeight(scheme=plan.schemes[name], codes_RC=wide.clone(), scale_RG=one)
+
+    monkeypatch.setattr(target_run, "_round", leave)
+    plan = plan_target(
+        target,
+        choose_scheme("w4a16"),
+        method="awq",
+        recurrent=choose_scheme("w4a16"),
+        num_edge_layers=0,
+    )
+    done = target_run.run_target(plan, ROWS, where="rows", dtype="float32")
+    assert len(done.changed) == 4 * 2 + 2 * 2  # two norms a layer, two gates a recurrent one
+    before = load_file(target.path / "model.safetensors")
+    moved = [n for n in done.changed if not torch.equal(done.changed[n], before[n].float())]
+    assert len(moved) >= 6
+    tensors = {
+        **before,
+        **done.changed,
+        **{f"{name}.weight": weight.plain_RC for name, weight in done.weights.items()},
+    }
+    assert distance(logits(target.path), logits(target.path, tensors)) < 1e-4
+
+
+def test_a_tied_head_comes_from_the_embeddings(target: TargetFacts, tmp_path: Path) -> None:
+    plan = plan_target(target, choose_scheme("w8a16"), method="rtn", head=choose_scheme("w4a16", 0))
+    done = quantize_target(plan, tmp_path / "out")
+    plain = dequantize_tensors(load_file(done.path / "model.safetensors"))
+    embedding = plain["model.embed_tokens.weight"].float()
+    assert 0 < distance(embedding, plain["lm_head.weight"].float()) < 0.15
+    assert done.tie_word_embeddings is False
+
+
+def test_states_that_are_not_numbers_name_their_row(tmp_path: Path) -> None:
+    folder = save_hybrid(tmp_path / "nan")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][int(ROWS[3].input_ids[0])] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    plan = plan_target(read_target(str(folder)), choose_scheme("w4a16"))
+    with pytest.raises(DataError, match=r"rows: row 'r\d': the target's states after"):
+        quantize_target(plan, tmp_path / "out", rows=ROWS, where="rows")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_told_before_any_work(
+    target: TargetFacts, tmp_path: Path, monkeypatch: Any
+) -> None:
+    plan = plan_target(target, choose_scheme("w4a16"))
+    monkeypatch.setattr(
+        "paceline.quantize.target.shutil.disk_usage", lambda path: SimpleNamespace(free=1000)
+    )
+    monkeypatch.setattr("paceline.quantize.target_run.run_target", None)
+    with pytest.raises(StorageError, match=r"1,000 bytes are free; expected \d"):
+        quantize_target(plan, tmp_path / "out", rows=ROWS, where="rows")
+
+
+def test_what_does_not_fit_is_refused(target: TargetFacts, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="gptq needs the target's own inputs"):
+        quantize_target(plan_target(target, choose_scheme("w4a16")), tmp_path / "out")
+    with pytest.raises(PlanError, match="128 does not divide the 64 inputs of"):
+        plan_target(target, choose_scheme("w4a16", 128))
+    with pytest.raises(PlanError, match="method 'qad' is unknown"):
+        plan_target(target, choose_scheme("w4a16"), method="qad")
+    experts = tmp_path / "experts"
+    save_hybrid(experts)
+    tensors = load_file(experts / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.0.up_proj.weight"] = torch.zeros(2, 2)
+    save_file(tensors, experts / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match="mixture of experts"):
+        plan_target(read_target(str(experts)), choose_scheme("w4a16"))
