@@ -196,7 +196,8 @@ def _check_form(config: Mapping[str, Any]) -> Iterator[Problem]:
         message = "the envelope holds no layer, and vLLM stops"
         yield _problem(_LAYER, layer, message, "an object", "Export the draft again.")
         return
-    if kind in _CLASSES and layer.get("model_type", "llama") not in _CLASSES[kind]:
+    inner = layer.get("model_type", "llama")
+    if kind in _CLASSES and (not isinstance(inner, str) or inner not in _CLASSES[kind]):
         yield _problem(
             f"{_LAYER}.model_type",
             layer.get("model_type"),
@@ -204,7 +205,7 @@ def _check_form(config: Mapping[str, Any]) -> Iterator[Problem]:
             " or ".join(_CLASSES[kind]),
             "Train with one of these layers.",
         )
-    is_llama = kind in _CLASSES and layer.get("model_type", "llama") == "llama"
+    is_llama = kind in _CLASSES and inner == "llama"
     for key in _STATED if is_llama else _STATED_BY_QWEN3:
         if layer.get(key) is None:
             message = f"the layer does not state {key}, and in an envelope vLLM has no default"

@@ -23,6 +23,8 @@ __all__ = [
 _SIZE = Key(kind="int", required=True, low=1, high=2**26, rule="cfg.missing")
 _OWN_HEAD = "vLLM 0.31.0 never ties the draft's head to its embeddings"
 _TRAINING = Key(kind="number")
+# zero makes all tokens alike, a negative one turns their order round
+_LOGIT_SCALE = Key(kind="number", nullable=False, low=1e-4, high=1e4, default="1")
 _TEXT = Key(kind="str")
 
 # Keys that every transformers text config may carry without any effect on a served draft.
@@ -116,7 +118,15 @@ _DECODER: dict[str, Key] = {
         default="hidden_size / num_attention_heads",
     ),
     "max_position_embeddings": Key(kind="int", nullable=False, default="2048", is_told=True),
-    "rms_norm_eps": Key(kind="float", nullable=False, default="1e-06", is_told=True),
+    "rms_norm_eps": Key(
+        kind="float",
+        nullable=False,
+        low=1e-12,
+        high=1e-2,
+        rule="cfg.eps",
+        default="1e-06",
+        is_told=True,
+    ),
     "hidden_act": Key(
         kind="str", nullable=False, default="silu", choices=("silu",), rule="cfg.act"
     ),
@@ -171,7 +181,7 @@ _DRAFT_VOCABULARY: dict[str, Key] = {
     "target_hidden_size": Key(
         kind="int", low=1, high=2**26, nullable=False, default="hidden_size", rule="cfg.missing"
     ),
-    "logit_scale": Key(kind="number", nullable=False, default="1"),
+    "logit_scale": _LOGIT_SCALE,
 }
 _TIE_UNREAD = Key(kind="bool", nullable=False, default="false", unread=_OWN_HEAD, harmless=(False,))
 # The draft's own; see quantized.py for what is known.
@@ -241,7 +251,7 @@ MEDUSA_KEYS: dict[str, Key] = {
     ),
     "original_lm_head": Key(kind="bool", default="false"),
     "medusa_fc_bias": Key(kind="bool", default="false"),
-    "logit_scale": Key(kind="number", nullable=False, default="1"),
+    "logit_scale": _LOGIT_SCALE,
     "max_paths": Key(
         kind="int", unread="vLLM 0.31.0 proposes one path and reads no tree", harmless=(64,)
     ),
@@ -278,7 +288,7 @@ DRAFT_MODEL_KEYS: dict[str, dict[str, Key]] = {
     "llama": {
         **_LLAMA,
         **_QUANTIZATION,
-        "logit_scale": Key(kind="number", nullable=False, default="1"),
+        "logit_scale": _LOGIT_SCALE,
     },
     "qwen3": {**_QWEN3, **_QUANTIZATION},
     "qwen2": {**_QWEN2, **_QUANTIZATION},

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.draft import check_config_keys, find_variant, has_kind
+from paceline.draft import check_config_keys, find_variant
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -130,16 +130,6 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             expected="the value of training",
             fix="State it.",
             severity="warning",
-        )
-    elif has_kind(eps, "number") and not 1e-12 <= eps <= 1e-2:
-        yield finding(
-            "cfg.eps",
-            _FILE,
-            "rms_norm_eps is not a usual value",
-            where="rms_norm_eps",
-            found=eps,
-            expected="1e-12 to 1e-2",
-            fix="Copy the target's value.",
         )
     if config.get("norm_before_residual") is None:
         yield finding(

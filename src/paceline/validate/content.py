@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.draft import canonical_name, check_tensors
+from paceline.draft import canonical_name, check_tensors, count_parameters
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 from paceline.problems import show_value
 from paceline.validate.case import Case
@@ -198,12 +198,8 @@ def check_content(case: Case) -> Iterator[Finding]:
 def check_parameters(case: Case) -> Iterator[Finding]:
     """The number of parameters against the limit."""
     files = case.scan.tensors_by_file
-    total = sum(
-        tensor.num_elements
-        for tensors in files.values()
-        for name, tensor in tensors.items()
-        if name not in {"d2t", "t2d"}
-    )
+    held = {name: tensor for tensors in files.values() for name, tensor in tensors.items()}
+    total = count_parameters(held, case.config)
     limit = case.limits.max_parameters
     if total > limit:
         yield finding(

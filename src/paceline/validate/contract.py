@@ -16,6 +16,7 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.config import check_code_keys, check_keys
 from paceline.validate.content import check_parameters
+from paceline.validate.decoder import check_decoder
 from paceline.validate.fit import check_positions
 from paceline.validate.report import Finding, finding, from_problem
 from paceline.validate.rope import check_rope
@@ -36,6 +37,7 @@ def check_contract(case: Case) -> Iterator[Finding]:
         yield from map(from_problem, check_tensors(case.contract, case.scan.tensors_by_file))
     yield from check_parameters(case)
     yield from _check_target(case)
+    yield from check_decoder(case)
     if case.head_dim is not None:
         yield from check_rope(case)
         yield from check_positions(case)

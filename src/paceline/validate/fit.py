@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.draft import Eagle3Sizes
-from paceline.problems import show_value
 from paceline.target import TargetFacts
 from paceline.validate.case import Case
+from paceline.validate.decoder import check_decoder
 from paceline.validate.report import Finding, finding
 from paceline.validate.rope import MAX_TABLE_ROWS, check_rope, count_table_rows
 
@@ -15,19 +15,15 @@ __all__ = ["check_fit", "check_positions"]
 
 _FILE = "config.json"
 _MAX_POSITIONS = 262_144
-_MAX_LAYERS = 16
-_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def check_fit(case: Case) -> Iterator[Finding]:
     """Rules that need the sizes; most also need the target."""
     if case.sizes is None:
         return
-    yield from _check_heads(case.sizes)
-    yield from _check_layers(case)
+    yield from check_decoder(case)
     yield from check_rope(case)
     yield from check_positions(case)
-    yield from _check_dtype(case)
     if case.sizes.draft_vocab_size > case.sizes.vocab_size:
         yield finding(
             "cfg.vocab",
@@ -68,104 +64,6 @@ def _check_target(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
             expected=str(target.vocab_size),
             fix="Rebuild the vocabulary map for this target; editing the number alone breaks the"
             " weights.",
-        )
-
-
-def _check_heads(sizes: Eagle3Sizes) -> Iterator[Finding]:
-    heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
-    if sizes.hidden_size % heads:
-        yield finding(
-            "cfg.heads",
-            _FILE,
-            f"hidden_size {sizes.hidden_size} is not a multiple of {heads} attention heads; vLLM"
-            " stops at such a config, head_dim or not",
-            where="num_attention_heads",
-            found=heads,
-            expected=f"a divisor of {sizes.hidden_size}",
-            fix="Train with a number of heads that divides hidden_size.",
-        )
-    if heads % kv_heads:
-        yield finding(
-            "cfg.heads",
-            _FILE,
-            f"{heads} attention heads cannot share {kv_heads} key-value heads",
-            where="num_key_value_heads",
-            found=kv_heads,
-            expected=f"a divisor of {heads}",
-            fix="State the numbers that the weights were trained with.",
-        )
-    if sizes.head_dim % 2:
-        yield finding(
-            "cfg.heads",
-            _FILE,
-            "an odd head size cannot be rotated",
-            where="head_dim",
-            found=sizes.head_dim,
-            expected="an even number",
-            fix="State head_dim; without it vLLM takes hidden_size / num_attention_heads.",
-        )
-    elif sizes.head_dim not in _CPU_HEAD_SIZES:
-        yield finding(
-            "cfg.heads",
-            _FILE,
-            f"head size {sizes.head_dim} does not run on vLLM 0.31.0's CPU attention",
-            where="head_dim",
-            found=sizes.head_dim,
-            expected=", ".join(map(str, _CPU_HEAD_SIZES)),
-            fix="Fine on a GPU whose attention has it.",
-            severity="note",
-        )
-
-
-def _check_layers(case: Case) -> Iterator[Finding]:
-    config, sizes = case.config, case.sizes
-    assert sizes is not None
-    if sizes.num_hidden_layers > _MAX_LAYERS:
-        yield finding(
-            "cfg.layers",
-            _FILE,
-            f"{sizes.num_hidden_layers} draft layers are not a draft",
-            where="num_hidden_layers",
-            found=sizes.num_hidden_layers,
-            expected=f"1 to {_MAX_LAYERS}",
-            fix="An EAGLE-3 draft usually has one layer.",
-        )
-    types = config.get("layer_types")
-    slides = isinstance(types, list) and "sliding_attention" in types
-    if isinstance(types, list) and (
-        len(types) != sizes.num_hidden_layers
-        or not all(kind in ("full_attention", "sliding_attention") for kind in types)
-    ):
-        yield finding(
-            "cfg.layers",
-            _FILE,
-            "layer_types does not describe the draft's layers",
-            where="layer_types",
-            found=types,
-            expected=f"{sizes.num_hidden_layers} of full_attention or sliding_attention",
-            fix="Remove it, or give one entry a draft layer (not one a target layer).",
-        )
-    window = config.get("sliding_window")
-    if slides and not (isinstance(window, int) and window >= 1):
-        yield finding(
-            "cfg.layers",
-            _FILE,
-            "a sliding layer needs a window",
-            where="sliding_window",
-            found=window,
-            expected="a whole number of at least 1",
-            fix="State sliding_window.",
-        )
-    elif window is not None and not slides:
-        yield finding(
-            "cfg.layers",
-            _FILE,
-            "sliding_window has no effect without a sliding layer in layer_types",
-            where="sliding_window",
-            found=window,
-            expected="no key",
-            fix="Remove it, or name the sliding layers in layer_types.",
-            severity="warning",
         )
 
 
@@ -236,56 +134,5 @@ def check_positions(case: Case) -> Iterator[Finding]:
             fix="Nothing the draft could do: a longer target is needed for that context."
             if own
             else f"Train and state at least {useful:,} positions.",
-            severity="warning",
-        )
-
-
-def _check_dtype(case: Case) -> Iterator[Finding]:
-    config, target = case.config, case.target
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if not isinstance(dtype, str):
-        return
-    name = dtype.removeprefix("torch.")
-    if name != dtype:
-        yield finding(
-            "cfg.dtype",
-            _FILE,
-            f"'{show_value(dtype)}' stops vLLM while it loads: the name has no 'torch.'",
-            where="dtype",
-            found=dtype,
-            expected="bfloat16",
-            fix=f'Write "{show_value(name)}".',
-        )
-    if name == "float32":
-        yield finding(
-            "cfg.dtype",
-            _FILE,
-            "float32 weights double the files; vLLM casts them to the target's dtype",
-            where="dtype",
-            found=dtype,
-            expected="bfloat16",
-            fix="Save the weights as bfloat16.",
-            severity="warning",
-        )
-    elif name not in ("bfloat16", "float16"):
-        yield finding(
-            "cfg.dtype",
-            _FILE,
-            "is not a dtype that a draft may have",
-            where="dtype",
-            found=dtype,
-            expected="bfloat16 or float16",
-            fix="Save the weights as bfloat16.",
-        )
-    elif target is not None and target.dtype in ("bfloat16", "float16") and name != target.dtype:
-        yield finding(
-            "cfg.dtype",
-            _FILE,
-            f"the draft is {name}, the target {target.dtype}; vLLM runs the draft in the target's"
-            " dtype",
-            where="dtype",
-            found=dtype,
-            expected=target.dtype,
-            fix="Train or cast, then measure in the target's dtype; --deep looks for overflow.",
             severity="warning",
         )

@@ -10,6 +10,7 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.config import check_code_keys, check_keys
 from paceline.validate.content import check_parameters
+from paceline.validate.decoder import check_dtype
 from paceline.validate.report import Finding, finding, from_problem
 
 __all__ = ["check_mtp"]
@@ -51,6 +52,7 @@ def check_mtp(case: Case) -> Iterator[Finding]:
         if case.scan.tensors_by_file:
             yield from map(from_problem, check_tensors(contract, case.scan.tensors_by_file))
     yield from check_parameters(case)
+    yield from check_dtype(case)
     yield from _check_target(case)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.problems import Problem, show_text, show_value
@@ -12,6 +13,7 @@ from paceline.validate.rules import RULES
 __all__ = ["Finding", "Report", "build_report", "finding", "from_problem"]
 
 _ORDER = ("error", "warning", "note")
+_MAX_OF_A_RULE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +81,26 @@ def from_problem(problem: Problem) -> Finding:
     )
 
 
+def _shorten(findings: list[Finding]) -> list[Finding]:
+    """No rule fills the screen: past its first hundred of one severity the last one counts."""
+    many = Counter((item.rule, item.severity) for item in findings)
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for item in findings:
+        kind = (item.rule, item.severity)
+        seen[kind] += 1
+        if seen[kind] < _MAX_OF_A_RULE:
+            kept.append(item)
+        elif seen[kind] == _MAX_OF_A_RULE:
+            more = many[kind] - seen[kind]
+            kept.append(replace(item, message=f"{item.message} ({more:,} more)") if more else item)
+    return kept
+
+
 def build_report(findings: Iterable[Finding], *, unchecked: Iterable[str] = ()) -> Report:
-    """Worst first, each once, in a fixed order."""
+    """Worst first, each once, in a fixed order; of one rule at most so many, and how many more."""
     unique = {(item.rule, item.file, item.where, item.message): item for item in findings}
-    ordered = sorted(unique.values(), key=lambda item: _ORDER.index(item.severity))
+    ordered = _shorten(sorted(unique.values(), key=lambda item: _ORDER.index(item.severity)))
     worst = ordered[0].severity if ordered else "note"
     return Report(
         verdict={"error": "fail", "warning": "warn", "note": "pass"}[worst],

@@ -163,3 +163,37 @@ def test_a_medusa_folder_that_does_not_count_its_heads(tmp_path: Path) -> None:
         found = validate_draft(folder).findings
         assert {item.rule for item in found if item.severity == "error"} == rules
     assert read_draft(folder).config["num_heads"] == 3
+
+
+OF_EVERY_LAYER: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"dtype": "torch.bfloat16"}, "cfg.dtype", "error"),
+    ({"dtype": "banana"}, "cfg.dtype", "error"),
+    ({"dtype": "float32"}, "cfg.dtype", "warning"),
+    ({"rms_norm_eps": 0.5}, "cfg.eps", "error"),
+    ({"rms_norm_eps": -1.0}, "cfg.eps", "error"),
+    ({"layer_types": ["full_attention"] * 9}, "cfg.layers", "error"),
+    ({"layer_types": ["linear_attention"] * 2}, "cfg.layers", "error"),
+    ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, "cfg.layers", "error"),
+    ({"sliding_window": 64}, "cfg.layers", "warning"),
+)
+
+
+@pytest.mark.parametrize("name", ["dflash", "draft_model, Llama", "draft_model, Qwen2"])
+@pytest.mark.parametrize(("change", "rule", "severity"), OF_EVERY_LAYER)
+def test_what_holds_for_every_layer_holds_for_every_family(
+    name: str, change: dict[str, Any], rule: str, severity: str, tmp_path: Path
+) -> None:
+    """Once told for EAGLE-3 alone, whose rules are older than the table."""
+    folder = changed(BY_NAME[name], tmp_path / "d", **change)
+    found = {(i.rule, i.severity) for i in validate_draft(folder).findings}
+    assert (rule, severity) in found
+
+
+def test_a_logit_scale_that_makes_nothing_or_the_opposite(tmp_path: Path) -> None:
+    for name in ("dflash", "draft_model, Llama", "medusa, one output layer"):
+        for number, scale in enumerate((0, -1.0, 1e9)):
+            folder = changed(BY_NAME[name], tmp_path / f"{name}-{number}", logit_scale=scale)
+            assert any(
+                (i.rule, i.severity) == ("cfg.value", "error")
+                for i in validate_draft(folder).findings
+            )
