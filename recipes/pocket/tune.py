@@ -221,7 +221,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/pocket-drafts"))
     parser.add_argument("--stage", choices=list(STAGES), required=True)
     parser.add_argument(
-        "--family", choices=("native", "mtp", "eagle3", "eagle3-narrow"), default="mtp"
+        "--family",
+        choices=("native", "mtp", "eagle3", "eagle3-narrow", "medusa", "draft_model"),
+        default="mtp",
     )
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=3.0)

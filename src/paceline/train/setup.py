@@ -14,7 +14,7 @@ from paceline.errors import DataError, RecipeError
 from paceline.records import build_provenance, read_json, sha256_file
 from paceline.target import TargetFacts
 from paceline.train.batches import cut_rows
-from paceline.train.families.eagle3_weights import start_from_draft
+from paceline.train.families.eagle3_weights import load_draft_tensors, start_from_draft
 from paceline.train.families.module import DraftModule
 from paceline.train.families.table import Start, get_family
 from paceline.train.features import FrozenTarget
@@ -131,7 +131,7 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     draft_tokens = None
     size = config.get("draft_vocab_size", target.vocab_size)
     if size != target.vocab_size:
-        draft_tokens = tuple(
+        draft_tokens = _inherit_tokens(recipe, size) or tuple(
             choose_draft_tokens(
                 rows,
                 draft_vocab_size=size,
@@ -145,6 +145,16 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
         draft_tokens=draft_tokens,
         config=config,
     )
+
+
+def _inherit_tokens(recipe: Recipe, size: int) -> tuple[int, ...] | None:
+    """The vocabulary of the draft to start from: its output matrix stands in that order."""
+    if recipe.init.from_ in INIT_WORDS:
+        return None
+    d2t = load_draft_tensors(read_draft(resolve_draft(recipe.init.from_))).get("d2t")
+    if d2t is None or len(d2t) != size:  # another size is refused when its weights are copied
+        return None
+    return tuple(number + offset for number, offset in enumerate(d2t.tolist()))
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> dict[str, int]:

@@ -107,3 +107,15 @@ def test_hash_is_of_the_settings() -> None:
     recipe = make_recipe()
     assert recipe_sha256(recipe) == recipe_sha256(dataclasses.replace(recipe, path="other"))
     assert recipe_sha256(recipe) != recipe_sha256(make_recipe(seed=6))
+
+
+_RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*/*.toml"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in _RECIPES if path.parent.name != "forecast"],  # plans of runs by shape
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_recipes_of_this_repository_are_recipes(path: Path) -> None:
+    assert read_recipe(path).path == str(path)

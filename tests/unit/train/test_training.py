@@ -18,6 +18,7 @@ from paceline.target import TargetFacts
 from paceline.train import Recipe, train_draft
 from paceline.train.families.eagle3_weights import load_draft_tensors
 from paceline.train.loop import Progress
+from paceline.train.setup import build_setup
 
 
 class Stop(Exception):
@@ -262,3 +263,27 @@ def test_it_learns(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
     last = sum(p.loss for p in seen[-10:]) / 10
     assert last < 0.5 * first
     assert (seen[-1].position_accuracy[0] or 0.0) > 0.5
+
+
+def test_a_draft_trained_on_keeps_its_vocabulary_on_other_data(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    """Its output matrix stands in the order of its own map; other rows would choose another one."""
+    from tiny import make_data
+
+    recipe = make_recipe(draft__draft_vocab_size=24, optim__num_steps=3, optim__warmup_steps=0)
+    first, _ = train(recipe, target, data_dir, tmp_path / "first")
+    other = make_data(tmp_path / "data", target, num_rows=6)
+    further = make_recipe(
+        draft__draft_vocab_size=24, optim__num_steps=1, init__from=str(tmp_path / "first")
+    )
+    second, _ = train(further, target, other, tmp_path / "second")
+    fresh, _ = train(recipe, target, other, tmp_path / "fresh")
+    assert first is not None
+    assert second is not None
+    assert fresh is not None
+    maps = [load_draft_tensors(draft)["d2t"] for draft in (first, second, fresh)]
+    assert torch.equal(maps[0], maps[1])
+    assert not torch.equal(maps[0], maps[2])  # so the rows do choose another
+    setup = build_setup(further, target=target, data_dir=other)
+    assert list(setup.draft_tokens or ()) == (torch.arange(24) + maps[0]).tolist()
