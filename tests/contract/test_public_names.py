@@ -51,6 +51,7 @@ NAMES: dict[str, list[str]] = {
         "canonical_name",
         "check_config_keys",
         "check_tensors",
+        "count_parameters",
         "default_aux_layer_ids",
         "dequantize_tensors",
         "drafts_in_parallel",

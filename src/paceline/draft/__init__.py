@@ -21,12 +21,18 @@ from paceline.draft.eagle3 import (
 from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import export_draft, import_draft
-from paceline.draft.medusa import build_medusa_config
 from paceline.draft.kernels import explain_no_cpu_kernel, find_cpu_kernel
+from paceline.draft.medusa import build_medusa_config
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
 from paceline.draft.packed import dequantize_tensors, pack_codes, read_tensors, unpack_codes
-from paceline.draft.quantized import HEAD_TARGET, QUANTIZABLE, Scheme, read_scheme
+from paceline.draft.quantized import (
+    HEAD_TARGET,
+    QUANTIZABLE,
+    Scheme,
+    count_parameters,
+    read_scheme,
+)
 from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
 from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
@@ -56,6 +62,7 @@ __all__ = [
     "canonical_name",
     "check_config_keys",
     "check_tensors",
+    "count_parameters",
     "default_aux_layer_ids",
     "dequantize_tensors",
     "drafts_in_parallel",

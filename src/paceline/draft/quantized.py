@@ -15,13 +15,22 @@ from typing import Any
 from paceline.draft.rows import FLOATS, TensorRule
 from paceline.errors import DraftError
 from paceline.problems import show_value
+from paceline.safetensors_header import TensorInfo
 
-__all__ = ["HEAD_TARGET", "QUANTIZABLE", "Scheme", "quantize_rules", "read_scheme"]
+__all__ = [
+    "HEAD_TARGET",
+    "QUANTIZABLE",
+    "Scheme",
+    "count_parameters",
+    "quantize_rules",
+    "read_scheme",
+]
 
 QUANTIZABLE = ("eagle3", "dflash", "draft_model")
 # what vLLM matches an output layer by: its class is not a Linear one
 HEAD_TARGET = "re:.*lm_head"
 _HEAD = "lm_head.weight"
+_MAPS = ("d2t", "t2d", "token_map")
 _WHERE = "config.json: quantization_config"
 _SCALES = FLOATS
 # (type, bits, inputs are quantised) -> the format that vLLM loads, the dtype of the stored weight
@@ -199,3 +208,23 @@ def quantize_rules(
         else:
             result[name] = replace(rule, dtypes=(scheme.stored_dtype,), is_linear=False)
     return result
+
+
+def count_parameters(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> int:
+    """Numbers that a draft's tensors stand for, whatever they are stored as.
+
+    Packed words count as the weights that are in them (4 bits each where the config does not say),
+    scales, shapes and vocabulary maps not at all.
+    """
+    settings = config.get("quantization_config")
+    groups = settings.get("config_groups") if isinstance(settings, Mapping) else None
+    bits = 8
+    for group in groups.values() if isinstance(groups, Mapping) else ({},):
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        stated = weights.get("num_bits") if isinstance(weights, Mapping) else None
+        bits = min(bits, stated if stated in (4, 8) else 4)
+    return sum(
+        tensor.num_elements * (32 // bits if name.endswith(".weight_packed") else 1)
+        for name, tensor in tensors.items()
+        if name not in _MAPS and not name.endswith((".weight_scale", ".weight_shape"))
+    )

@@ -12,6 +12,7 @@ from paceline.draft.check_keys import check_config_keys
 from paceline.draft.check_tensors import check_tensors
 from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
+from paceline.draft.quantized import count_parameters
 from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError
 from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
@@ -25,7 +26,6 @@ __all__ = ["Draft", "list_bundled", "read_draft", "resolve_draft"]
 
 _BUNDLED = Path(__file__).parent / "bundled"
 _CONTENT = (".json", ".safetensors")
-_NOT_PARAMETERS = frozenset({"d2t", "t2d", "token_map"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Draft:
 
     tensors: by canonical name (`midlayer.*`); tensor_files: canonical name -> file;
     headers: file -> its header. files_bytes: all json and safetensors files. num_parameters:
-    elements of all tensors but vocabulary maps. sha256: over names and contents of those files.
+    numbers that the tensors stand for, maps and scales left out. sha256: over names and contents of
+    those files.
     is_native: the target's own MTP head; path is then the target's folder (draft/native.py).
     """
 
@@ -172,8 +173,6 @@ def _build_draft(
             for name in header.tensors
         },
         files_bytes=sum(file.stat().st_size for file in files),
-        num_parameters=sum(
-            tensor.num_elements for name, tensor in tensors.items() if name not in _NOT_PARAMETERS
-        ),
+        num_parameters=count_parameters(tensors, config),
         sha256=digest.hexdigest(),
     )

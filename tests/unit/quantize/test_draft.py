@@ -15,6 +15,7 @@ from builders import VOCAB, build_draft, build_target_facts  # noqa: E402
 
 from paceline.draft import (  # noqa: E402
     Draft,
+    count_parameters,
     dequantize_tensors,
     read_draft,
     read_scheme,
@@ -178,3 +179,11 @@ def test_the_config_says_what_vllm_reads(draft: Draft, tmp_path: Path) -> None:
     assert done.tensors["fc.weight"].dtype == "I8"
     assert done.tensors["lm_head.weight_scale"].shape == (len(read_tensors(draft)["d2t"]), 1)
     assert done.config["vocab_size"] == VOCAB
+
+
+@pytest.mark.parametrize("name", list(SCHEMES))
+def test_packing_hides_no_parameters(name: str, draft: Draft, tmp_path: Path) -> None:
+    done = quantize_draft(plan_draft(draft, choose(name), method="rtn"), tmp_path / "out")
+    assert done.num_parameters == draft.num_parameters
+    settings = {**done.config, "quantization_config": {"quant_method": "else"}}
+    assert count_parameters(done.tensors, settings) >= draft.num_parameters

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft import Draft, build_contract
+from paceline.draft import Draft, dequantize_tensors, read_tensors
 from paceline.errors import RecipeError
 from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.module import DraftModule
@@ -87,16 +87,9 @@ def start_from_target(
 
 
 def load_draft_tensors(draft: Draft) -> dict[str, Tensor]:
-    """All tensors of a draft folder under their canonical names, on the CPU."""
-    from safetensors import safe_open
-
-    contract = build_contract(draft.family, draft.config)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(set(draft.tensor_files.values())):
-        with safe_open(str(draft.path / file), framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (not a dict)
-                tensors[contract.canonical(name)] = opened.get_tensor(name)
-    return tensors
+    """All tensors of a draft folder under their canonical names, on the CPU; quantised matrices as
+    the plain ones that they stand for."""
+    return dequantize_tensors(read_tensors(draft))
 
 
 def start_from_draft(module: DraftModule, draft: Draft) -> None:
