@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import progress, say
+from paceline.cli.console import console, progress, say
 from paceline.cli.disk import require_room
 from paceline.errors import PacelineError
 
@@ -34,22 +34,61 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint beside --out.")
     ] = False,
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", min=1, help="Processes here, one a GPU.")
+    ] = 1,
+    nnodes: Annotated[
+        int, typer.Option("--nnodes", min=1, help="Machines that run this command.")
+    ] = 1,
+    meet_at: Annotated[
+        str | None, typer.Option("--meet-at", help="HOST:PORT on the first of several machines.")
+    ] = None,
+    sharded_target: Annotated[
+        bool,
+        typer.Option("--sharded-target", help="Spread the target over the processes, too."),
+    ] = False,
 ) -> None:
     """Train a draft for a target."""
     from paceline.target import read_target
-    from paceline.train import read_recipe
+    from paceline.train import launch_training, read_recipe, world_size
 
-    run_training(read_recipe(recipe), read_target(target), data, out, device, resume)
+    if world_size() == 1 and (nproc_per_node, nnodes, meet_at) != (1, 1, None):
+        require_clean(data, read_target(target))
+        read_recipe(recipe)
+        words = ["train", recipe, "--target", target, "--data", data, "--out", out]
+        words += ["--device", device] if device else []
+        words += [word for word, on in (("--resume", resume),) if on]
+        words += [word for word, on in (("--sharded-target", sharded_target),) if on]
+        code = launch_training(
+            [str(word) for word in words],
+            num_processes=nproc_per_node,
+            num_machines=nnodes,
+            meet_at=meet_at,
+            device=device,
+        )
+        raise typer.Exit(code)
+    run_training(
+        read_recipe(recipe), read_target(target), data, out, device, resume, sharded_target
+    )
 
 
 def run_training(
-    recipe: Recipe, target: TargetFacts, data: Path, out: Path, device: str | None, resume: bool
+    recipe: Recipe,
+    target: TargetFacts,
+    data: Path,
+    out: Path,
+    device: str | None,
+    resume: bool,
+    sharded_target: bool = False,
 ) -> Draft:
     """Trains with a progress display; shared with `paceline demo`."""
-    from paceline.train import train_draft
+    from paceline.train import current_rank, train_draft
 
-    require_clean(data, target)
-    require_room(out)
+    if current_rank():  # one process of several speaks
+        console.quiet = True
+    else:
+        require_clean(data, target)
+        require_room(out)
     try:
         with progress("training") as show:
             draft = train_draft(
@@ -59,6 +98,7 @@ def run_training(
                 out_dir=out,
                 device=device,
                 resume=resume,
+                sharded_target=sharded_target,
                 on_progress=lambda p: show(p.step, p.num_steps, describe_progress(p)),
             )
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Training: a recipe and the target's own answers in, a draft folder out; and the replay."""
 
 from paceline.train.entry import replay_draft, train_draft
+from paceline.train.launch import current_rank, launch_training, world_size
 from paceline.train.observe import DraftRun, open_draft_run
 from paceline.train.recipe import (
     DraftShape,
@@ -22,10 +23,13 @@ __all__ = [
     "Optim",
     "Recipe",
     "build_recipe",
+    "current_rank",
+    "launch_training",
     "learning_rate",
     "open_draft_run",
     "read_recipe",
     "recipe_sha256",
     "replay_draft",
     "train_draft",
+    "world_size",
 ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch import Tensor
 from paceline.data import Row
 from paceline.errors import DataError
 
-__all__ = ["Batch", "batch_order", "build_batch", "cut_rows", "plan_batches"]
+__all__ = ["Batch", "batch_order", "build_batch", "cut_rows", "plan_batches", "split_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,24 @@ def batch_order(num_batches: int, *, seed: int, epoch: int) -> list[int]:
     order = list(range(num_batches))
     random.Random(f"epoch {seed} {epoch}").shuffle(order)
     return order
+
+
+def split_rows(
+    lengths: Sequence[int], *, tokens_per_part: int, num_ranks: int
+) -> list[tuple[int, ...]]:
+    """Places in one batch that are computed together: at least one part a process if there are
+    rows enough, and as many more as keep each part's padded size within tokens_per_part.
+
+    Rows of like length stand side by side, so parts are runs of even number.
+    """
+    for num_parts in range(min(num_ranks, len(lengths)), len(lengths) + 1):
+        if num_parts > num_ranks and num_parts % num_ranks and num_parts < len(lengths):
+            continue  # as many passes as the next full round
+        ends = [round(len(lengths) * part / num_parts) for part in range(num_parts + 1)]
+        parts = [tuple(range(a, b)) for a, b in pairwise(ends)]
+        if all(max(lengths[i] for i in p) * len(p) <= tokens_per_part for p in parts):
+            break
+    return parts
 
 
 def build_batch(rows: Sequence[Row], *, num_speculative_tokens: int) -> Batch:

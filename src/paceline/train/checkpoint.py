@@ -7,6 +7,7 @@
 
 Nothing else is needed to go on: the learning rate and the order of batches are pure functions of
 the step and the seed. The folder is written beside its name and swapped in: a kill leaves the old.
+It holds whole tensors, however many processes made it, so any number of them can go on from it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 
 from paceline.errors import RecipeError
 from paceline.records import atomic_folder, read_json, storage_errors, write_json
+from paceline.train.ranks import Ranks
+from paceline.train.sharding import spread, whole
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +32,8 @@ __all__ = [
     "read_checkpoint",
     "remove_checkpoint",
     "restore",
+    "restore_moments",
+    "restore_weights",
     "write_checkpoint",
 ]
 
@@ -61,23 +66,39 @@ def write_checkpoint(
     totals: Mapping[str, Any],
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
+    ranks: Ranks | None = None,
 ) -> None:
-    """Writes all of it or nothing. Raises StorageError."""
+    """Writes all of it or nothing. Every process calls it, the first writes. Raises StorageError.
+
+    A parameter that is not trained has no moments.
+    """
     from safetensors.torch import save_file
 
-    weights = {n: t.detach().cpu().contiguous() for n, t in module.state_dict().items()}
+    ranks = ranks or Ranks()
+    weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
+
+    def keep(into: dict[str, Tensor], name: str, tensor: Tensor) -> None:
+        gathered = whole(tensor.detach())
+        if ranks.is_first:
+            into[name] = gathered.cpu().contiguous()
+
+    for name, tensor in module.state_dict().items():
+        keep(weights, name, tensor)
     for name, parameter in module.named_parameters():
-        state = optimizer.state[parameter]
-        moments[f"first.{name}"] = state["exp_avg"].detach().cpu().contiguous()
-        moments[f"second.{name}"] = state["exp_avg_sq"].detach().cpu().contiguous()
-    with atomic_folder(path, replace=True) as folder:
-        save_file(weights, str(folder / "weights.safetensors"))
-        save_file(moments, str(folder / "optimizer.safetensors"))
-        write_json(
-            folder / "meta.json",
-            {"format": _FORMAT, "step": step, "run": dict(run), "totals": dict(totals)},
-        )
+        if parameter.requires_grad:
+            state = optimizer.state[parameter]
+            keep(moments, f"first.{name}", state["exp_avg"])
+            keep(moments, f"second.{name}", state["exp_avg_sq"])
+    if ranks.is_first:
+        with ranks.writing, atomic_folder(path, replace=True) as folder:
+            save_file(weights, str(folder / "weights.safetensors"))
+            save_file(moments, str(folder / "optimizer.safetensors"))
+            write_json(
+                folder / "meta.json",
+                {"format": _FORMAT, "step": step, "run": dict(run), "totals": dict(totals)},
+            )
+    ranks.wait()
 
 
 def read_checkpoint(path: Path, *, run: Mapping[str, Any]) -> Checkpoint:
@@ -149,18 +170,32 @@ def _require_same(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) ->
 
 def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Puts weights and moments back into a fresh optimiser. Raises RecipeError on a mismatch."""
+    restore_weights(checkpoint, module)
+    restore_moments(checkpoint, module, optimizer)
+
+
+def restore_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
+    """Before a module is spread over processes."""
     try:
         module.load_state_dict(checkpoint.weights)
     except RuntimeError as problem:
         raise RecipeError(f"the checkpoint's weights do not fit: {problem}") from None
+
+
+def restore_moments(
+    checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """After it: each process keeps its piece."""
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         first, second = (checkpoint.optimizer.get(f"{m}.{name}") for m in ("first", "second"))
         if first is None or second is None or first.shape != parameter.shape:
             raise RecipeError(f"the checkpoint lacks the optimiser's state of '{name}'")
         optimizer.state[parameter] = {
             "step": torch.tensor(float(checkpoint.step), device=parameter.device),
-            "exp_avg": first.to(parameter.device),
-            "exp_avg_sq": second.to(parameter.device),
+            "exp_avg": spread(first, parameter),
+            "exp_avg_sq": spread(second, parameter),
         }
 
 

@@ -35,13 +35,21 @@ def train_draft(
     out_dir: str | Path,
     device: str | None = None,
     resume: bool = False,
+    sharded_target: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Draft:
     """Trains a draft on a data folder and writes its folder at out_dir.
 
     Checkpoints lie in `OUT.checkpoint` beside it until the draft is written; with `resume` the run
     goes on from there exactly: on the CPU the result is bit-equal to an uninterrupted run. device:
-    "cpu" or "cuda", None takes a GPU if there is one. Raises RecipeError, DataError, TargetError,
+    "cpu" or "cuda", None takes a GPU if there is one.
+
+    In processes started by torchrun (or `paceline train --nproc-per-node`) every one calls this and
+    all train the same draft: the same batches, losses and checkpoints as one process alone. The
+    first writes, and is told the progress; out_dir must be the same folder on every machine.
+    sharded_target: the target's layers are spread over the processes, where one GPU cannot hold it.
+
+    Raises RecipeError, DataError, TargetError,
     DraftError, StorageError; Ctrl-C leaves a checkpoint.
     """
     _require_extra("training")
@@ -54,6 +62,7 @@ def train_draft(
         out_dir=out_dir,
         device=device,
         resume=resume,
+        sharded_target=sharded_target,
         on_progress=on_progress,
     )
 

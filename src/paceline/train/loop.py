@@ -2,13 +2,19 @@
 
 Precision: parameters, gradients and AdamW's moments are float32; every matrix product runs in the
 recipe's dtype with the weight cast where it is used; norms, softmax and losses run in float32.
+
+One process or many: a step is the same batch of `tokens_per_batch` whatever their number, computed
+in parts (prepare.py) whose losses are shares of one sum, so gradients and loss are sums over parts.
+Alone, a process computes all parts; many hold the draft in pieces (sharding.py). Everything that
+decides how a run goes on (loss, norm, stop) is one sum that all see: none takes another turn.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +23,35 @@ import torch
 from torch import Tensor, nn
 
 from paceline.draft import Draft, write_draft
-from paceline.errors import RecipeError, StorageError
+from paceline.errors import PacelineError, RecipeError, StorageError
 from paceline.target import TargetFacts
 from paceline.train.batches import batch_order
 from paceline.train.checkpoint import (
+    Checkpoint,
     checkpoint_path,
     read_checkpoint,
     remove_checkpoint,
-    restore,
+    restore_moments,
+    restore_weights,
     write_checkpoint,
 )
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget, load_frozen_target
+from paceline.train.launch import world_size
 from paceline.train.losses import build_terms, heads_loss
 from paceline.train.pacing import confidences, pace_weights
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
+from paceline.train.ranks import Ranks, find_device, open_ranks, stop_requests
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
+from paceline.train.sharding import (
+    clip_gradients,
+    gather_state,
+    shard_module,
+    shard_target,
+    square_gradients,
+)
 
 __all__ = ["Progress", "StepResult", "run_training", "train_step"]
 
@@ -46,7 +63,7 @@ class Progress:
     loss: this step's. position_accuracy[i]: share of this batch's supervised tokens that unroll
     step i predicts, the text's own tokens given; None when it supervises none. A teacher-forced
     number over all positions: served acceptance is another (see replay). tokens_per_s: real tokens
-    since training (or the resume) began, features included.
+    of all processes since training (or the resume) began, features included.
     """
 
     step: int
@@ -68,6 +85,26 @@ class StepResult:
     counted_KM: Tensor
 
 
+class DraftStep(nn.Module):
+    """One part's loss as one forward: what FSDP gathers a draft's weights for, and lets go after.
+
+    forward: (loss, hits [K], supervised tokens [K]).
+    """
+
+    def __init__(
+        self, draft: DraftModule, frozen: FrozenTarget, teacher_head_VD: Tensor, recipe: Recipe
+    ) -> None:
+        super().__init__()
+        self.draft = draft
+        self._step: Callable[[Prepared], StepResult] = lambda part: train_step(
+            draft, part, frozen, teacher_head_VD, recipe
+        )
+
+    def forward(self, part: Prepared) -> tuple[Tensor, Tensor, Tensor]:
+        result = self._step(part)
+        return result.loss, result.correct_KM.sum(-1), result.counted_KM.sum(-1)
+
+
 def run_training(
     recipe: Recipe,
     *,
@@ -76,57 +113,100 @@ def run_training(
     out_dir: str | Path,
     device: str | None = None,
     resume: bool = False,
+    sharded_target: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Draft:
     """Trains and writes the draft folder; see paceline.train.train_draft."""
     out_dir = Path(out_dir)
-    _require_free(out_dir, resume=resume)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if sharded_target and world_size() == 1:
+        raise RecipeError(
+            "a target cannot be spread over one process",
+            expected="several processes",
+            fix="Leave --sharded-target out, or give --nproc-per-node.",
+        )
+    with open_ranks(find_device(device)) as ranks:
+        if ranks.is_first:
+            _require_free(out_dir, resume=resume)
+        setup = build_setup(recipe, target=target, data_dir=data_dir)
+        checkpoint = read_checkpoint(checkpoint_path(out_dir), run=setup.run) if resume else None
+        ranks.require_same({**setup.run, "checkpoint": checkpoint.step if checkpoint else None})
+        draft = _train(
+            setup,
+            ranks,
+            checkpoint,
+            out_dir=out_dir,
+            sharded_target=sharded_target,
+            on_progress=on_progress if ranks.is_first else None,
+        )
+        return ranks.share(draft)  # type: ignore[no-any-return]
+
+
+def _train(
+    setup: Setup,
+    ranks: Ranks,
+    checkpoint: Checkpoint | None,
+    *,
+    out_dir: Path,
+    sharded_target: bool,
+    on_progress: Callable[[Progress], None] | None,
+) -> Draft | None:
+    """The draft on the first process, None on the others."""
+    recipe = setup.recipe
     dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else torch.float32
-    setup = build_setup(recipe, target=target, data_dir=data_dir)
-    checkpoint = read_checkpoint(checkpoint_path(out_dir), run=setup.run) if resume else None
-    frozen = load_frozen_target(target, device=place, dtype=dtype)
+    place = torch.device("cpu") if sharded_target else ranks.device
+    frozen = load_frozen_target(setup.target, device=place, dtype=dtype)
     module, taken = setup.build_module(frozen)
-    module.to(place)
-    optimizer = build_optimizer(module, recipe)
-    totals: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "coverage": 0.0, "batches": 0}
-    first = 1
+    shape = copy.deepcopy(module).to("meta")
+    if sharded_target:
+        frozen = shard_target(frozen, ranks)
     if checkpoint is not None:
-        restore(checkpoint, module, optimizer)
-        totals.update(checkpoint.totals)
-        first = checkpoint.step + 1
+        restore_weights(checkpoint, module)
+    module.to(ranks.device)
     source = BatchSource(
         setup.rows,
         frozen,
-        setup.recipe,
+        recipe,
         aux_layer_ids=setup.aux_layer_ids,
         draft_tokens=setup.draft_tokens,
         greedy_rows=setup.greedy_rows,
-        device=place,
+        ranks=ranks,
     )
+    step = DraftStep(module, frozen, source.teacher_head_VD, recipe)
+    if ranks.world > 1:
+        shard_module(step, ranks)
+    optimizer = build_optimizer(module, recipe)
+    totals: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "coverage": 0.0, "batches": 0}
+    if checkpoint is not None:
+        restore_moments(checkpoint, module, optimizer)
+        totals.update(checkpoint.totals)
     num_steps = count_steps(recipe, len(source))
     _run(
-        module,
+        step,
         optimizer,
         source,
-        frozen,
         setup,
-        first=first,
+        ranks,
+        first=1 if checkpoint is None else checkpoint.step + 1,
         num_steps=num_steps,
         totals=totals,
         out_dir=out_dir,
         on_progress=on_progress,
     )
-    draft = write_draft(
-        out_dir,
-        family=recipe.family,
-        config=setup.config,
-        tensors=export_tensors(module, torch.bfloat16),
-        num_speculative_tokens=recipe.draft.num_speculative_tokens,
-        spec={},
-        metadata=setup.metadata(out_dir, totals=totals, num_steps=num_steps, taken=taken),
-    )
-    remove_checkpoint(checkpoint_path(out_dir))
+    state = gather_state(module)
+    if not ranks.is_first:
+        return None
+    shape.load_state_dict(state, assign=True)
+    with ranks.writing:
+        draft = write_draft(
+            out_dir,
+            family=recipe.family,
+            config=setup.config,
+            tensors=export_tensors(shape, torch.bfloat16),
+            num_speculative_tokens=recipe.draft.num_speculative_tokens,
+            spec={},
+            metadata=setup.metadata(out_dir, totals=totals, num_steps=num_steps, taken=taken),
+        )
+        remove_checkpoint(checkpoint_path(out_dir))
     return draft
 
 
@@ -190,11 +270,11 @@ def train_step(
 
 
 def _run(
-    module: DraftModule,
+    step_module: DraftStep,
     optimizer: torch.optim.Optimizer,
     source: BatchSource,
-    frozen: FrozenTarget,
     setup: Setup,
+    ranks: Ranks,
     *,
     first: int,
     num_steps: int,
@@ -202,8 +282,8 @@ def _run(
     out_dir: Path,
     on_progress: Callable[[Progress], None] | None,
 ) -> None:
-    recipe = setup.recipe
-    path = checkpoint_path(out_dir)
+    recipe, module = setup.recipe, step_module.draft
+    path, k = checkpoint_path(out_dir), setup.recipe.num_unrolled
     started, tokens_here, seconds_before = time.monotonic(), 0, totals["seconds"]
     finished, updating = first - 1, False
 
@@ -215,58 +295,79 @@ def _run(
             totals=totals,
             module=module,
             optimizer=optimizer,
+            ranks=ranks,
         )
 
-    module.train()
-    try:
-        for step in range(first, num_steps + 1):
-            epoch, cursor = divmod(step - 1, len(source))
-            number = batch_order(len(source), seed=recipe.seed, epoch=epoch)[cursor]
-            batch = source.get(number)
-            result = train_step(module, batch, frozen, source.teacher_head_VD, recipe)
-            result.loss.backward()  # type: ignore[no-untyped-call]
-            loss = float(result.loss.detach())
-            norm = float(nn.utils.clip_grad_norm_(module.parameters(), recipe.optim.grad_clip))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise _diverged(step, loss, norm, batch.row_ids, path)
-            rate = learning_rate(recipe.optim, step, num_steps=num_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            updating = True
-            optimizer.step()
-            finished, tokens_here = step, tokens_here + batch.num_tokens
-            totals["tokens"] += batch.num_tokens
-            totals["coverage"] += batch.coverage
-            totals["batches"] += 1
-            elapsed = time.monotonic() - started
-            totals["seconds"] = seconds_before + elapsed
-            updating = False
-            optimizer.zero_grad(set_to_none=True)
-            if step % recipe.optim.checkpoint_steps == 0 and step < num_steps:
-                save()
-            if on_progress is not None:
-                on_progress(
-                    Progress(
-                        step=step,
-                        num_steps=num_steps,
-                        epoch=epoch,
-                        loss=loss,
-                        position_accuracy=_shares(result),
-                        learning_rate=rate,
-                        tokens_per_s=tokens_here / max(elapsed, 1e-9),
-                        row_ids=batch.row_ids,
+    step_module.train()
+    with stop_requests(ranks) as asked:
+        try:
+            for step in range(first, num_steps + 1):
+                epoch, cursor = divmod(step - 1, len(source))
+                number = batch_order(len(source), seed=recipe.seed, epoch=epoch)[cursor]
+                parts = source.get(number)
+                sums = _backward(step_module, parts, ranks)
+                sums[-1] = float(asked())
+                loss, square, *shares, stop = ranks.sum(sums)
+                norm = math.sqrt(square) if square >= 0 else math.nan
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    raise _diverged(step, loss, norm, source.row_ids(number), path)
+                clip_gradients(module.parameters(), norm=norm, limit=recipe.optim.grad_clip)
+                rate = learning_rate(recipe.optim, step, num_steps=num_steps)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                updating = True
+                optimizer.step()
+                finished, tokens_here = step, tokens_here + parts[0].num_tokens
+                totals["tokens"] += parts[0].num_tokens
+                totals["coverage"] += parts[0].coverage
+                totals["batches"] += 1
+                elapsed = time.monotonic() - started
+                totals["seconds"] = seconds_before + elapsed
+                updating = False
+                optimizer.zero_grad(set_to_none=True)
+                if stop or (step % recipe.optim.checkpoint_steps == 0 and step < num_steps):
+                    save()
+                if on_progress is not None:
+                    on_progress(
+                        Progress(
+                            step=step,
+                            num_steps=num_steps,
+                            epoch=epoch,
+                            loss=loss,
+                            position_accuracy=tuple(
+                                hits / n if n else None
+                                for hits, n in zip(shares[:k], shares[k:], strict=True)
+                            ),
+                            learning_rate=rate,
+                            tokens_per_s=tokens_here / max(elapsed, 1e-9),
+                            row_ids=source.row_ids(number),
+                        )
                     )
-                )
-    except KeyboardInterrupt:
-        if finished and not updating:  # inside an update the weights are between two steps
-            save()
-        raise
+                if stop:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            # inside an update the weights are between two steps; several processes save together
+            if ranks.world == 1 and finished and not updating:
+                save()
+            raise
+        except torch.OutOfMemoryError as problem:
+            raise _no_memory(problem, source.largest_part, recipe) from None
 
 
-def _shares(result: StepResult) -> tuple[float | None, ...]:
-    right = result.correct_KM.sum(-1).tolist()
-    counted = result.counted_KM.sum(-1).tolist()
-    return tuple(r / n if n else None for r, n in zip(right, counted, strict=True))
+def _backward(step_module: DraftStep, parts: Sequence[Prepared], ranks: Ranks) -> Tensor:
+    """Adds up this process's gradients of one batch: [loss, square of the gradients, hits of each
+    position, supervised tokens of each, 0], to be summed over processes."""
+    sums: Tensor | None = None
+    for number, part in enumerate(parts, 1):
+        if ranks.world > 1:
+            step_module.set_requires_gradient_sync(number == len(parts))  # type: ignore[operator]
+        loss, hits, counted = step_module(part)
+        loss.backward()
+        one = torch.cat([x.detach().double().flatten() for x in (loss, hits, counted)])
+        sums = one if sums is None else sums + one
+    assert sums is not None  # every process computes at least one part
+    square = square_gradients(step_module.parameters()).to(sums.device)
+    return torch.cat([sums[:1], square[None], sums[1:], sums.new_zeros(1)])
 
 
 def _diverged(
@@ -279,6 +380,16 @@ def _diverged(
         f"training broke at step {step}: {number} on rows {shown}",
         expected="finite numbers",
         fix=f"Lower optim.lr, or look at these rows with `paceline data show`.{kept}",
+    )
+
+
+def _no_memory(problem: Exception, largest: int, recipe: Recipe) -> PacelineError:
+    said = str(problem).splitlines()[0]
+    return RecipeError(
+        f"the GPU has no room for a part of {largest:,} padded tokens: {said}",
+        where=recipe.path,
+        fix="Set optim.tokens_per_part below that (the result stays the same), lower "
+        "optim.feature_cache_bytes, or spread the target with --sharded-target.",
     )
 
 

@@ -1,12 +1,17 @@
 """From rows to what one optimiser step needs: batches, features, labels, weights; cached.
 
 The target is frozen and a batch always holds the same rows, so its features are computed in the
-first epoch and kept, up to `optim.feature_cache_bytes`; batches beyond that are computed again.
-Cached or not, the values are bit-equal.
+first epoch and kept, up to `optim.feature_cache_bytes` a process; batches beyond that are computed
+again. Cached or not, the values are bit-equal.
+
+A batch is computed in parts (`batches.split_rows`), dealt round robin to the processes that train
+together. Every process makes the same number of passes, so that none waits for another forever: one
+that is left without a part computes a row whose weights are all 0.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +19,9 @@ import torch
 from torch import Tensor
 
 from paceline.data import Row
-from paceline.train.batches import Batch, build_batch, plan_batches
+from paceline.train.batches import Batch, build_batch, plan_batches, split_rows
 from paceline.train.features import FrozenTarget, likeliest
+from paceline.train.ranks import Ranks
 from paceline.train.recipe import Recipe
 
 __all__ = ["BatchSource", "Prepared", "block_rows", "chunk_rows"]
@@ -23,10 +29,12 @@ __all__ = ["BatchSource", "Prepared", "block_rows", "chunk_rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One batch on the training device.
+    """One part of a batch on the training device.
 
     labels_M: draft ids of the target's likeliest token (0 where outside the draft vocabulary).
-    weights_KM: position weights, 0 where nothing is supervised, summing to 1.
+    weights_KM: position weights, 0 where nothing is supervised, summing to 1 over the whole batch,
+    whichever processes hold its parts. num_tokens, coverage: of the whole batch too; coverage is
+    the share of supervised tokens inside the draft vocabulary.
     """
 
     row_ids: tuple[str, ...]
@@ -69,10 +77,11 @@ class BatchSource:
         aux_layer_ids: Sequence[int],
         draft_tokens: Sequence[int] | None,
         greedy_rows: bool,
-        device: torch.device,
+        ranks: Ranks,
     ) -> None:
         """greedy_rows: the assistant's tokens are the target's likeliest ones already."""
-        self._frozen, self._recipe, self._device = frozen, recipe, device
+        device = ranks.device
+        self._frozen, self._recipe, self._ranks, self._device = frozen, recipe, ranks, device
         self._greedy_rows = greedy_rows
         self._aux_layer_ids = tuple(aux_layer_ids)
         plan = plan_batches(
@@ -81,7 +90,7 @@ class BatchSource:
             seed=recipe.seed,
         )
         self._rows = [[rows[number] for number in members] for members in plan]
-        self._cache: dict[int, Prepared] = {}
+        self._cache: dict[int, tuple[Prepared, ...]] = {}
         self._free_bytes = recipe.optim.feature_cache_bytes
         vocab_size = len(frozen.head_VD)
         self._draft_of_target: Tensor | None = None
@@ -99,16 +108,77 @@ class BatchSource:
     def row_ids(self, number: int) -> tuple[str, ...]:
         return tuple(row.row_id for row in self._rows[number])
 
-    def get(self, number: int) -> Prepared:
-        """Batch `number`, from the cache or computed."""
+    @property
+    def largest_part(self) -> int:
+        """Padded tokens of the largest part that a process computes."""
+        lengths = [[len(row.input_ids) for row in rows] for rows in self._rows]
+        return max(
+            max(sizes[i] for i in part) * len(part)
+            for sizes in lengths
+            for part in self._split(sizes)
+        )
+
+    def num_tokens(self, number: int) -> int:
+        """Real tokens of batch `number`, padding left out."""
+        return sum(len(row.input_ids) for row in self._rows[number])
+
+    def get(self, number: int) -> tuple[Prepared, ...]:
+        """This process's parts of batch `number`, from the cache or computed."""
         found = self._cache.get(number)
         if found is None:
-            steps = self._recipe.num_unrolled
-            found = self._prepare(build_batch(self._rows[number], num_speculative_tokens=steps))
-            if found.num_bytes <= self._free_bytes:
-                self._free_bytes -= found.num_bytes
+            found, fits = self._share(number, [self._prepare(b) for b in self._own(number)])
+            if fits:
+                self._free_bytes -= sum(part.num_bytes for part in found)
                 self._cache[number] = found
         return found
+
+    def _own(self, number: int) -> list[Batch]:
+        rows = self._rows[number]
+        parts = self._split([len(row.input_ids) for row in rows])
+        mine = [[rows[i] for i in part] for part in parts[self._ranks.rank :: self._ranks.world]]
+        steps = self._recipe.num_unrolled
+        batches = [build_batch(part, num_speculative_tokens=steps) for part in mine]
+        passes = -(-len(parts) // self._ranks.world)
+        idle = [
+            build_batch(rows[:1], num_speculative_tokens=steps)
+            for _ in range(passes - len(batches))
+        ]
+        for batch in idle:
+            batch.valid_KM.fill_(False)
+        return batches + idle
+
+    def _split(self, lengths: list[int]) -> list[tuple[int, ...]]:
+        optim = self._recipe.optim
+        return split_rows(
+            lengths,
+            tokens_per_part=optim.tokens_per_part or optim.tokens_per_batch,
+            num_ranks=self._ranks.world,
+        )
+
+    def _share(self, number: int, parts: list[Prepared]) -> tuple[tuple[Prepared, ...], bool]:
+        """Weights divided by their sum over the batch; whether every process can keep its parts.
+
+        The same answer everywhere: a target spread over processes is asked by all or by none.
+        """
+        sums = torch.zeros(4, dtype=torch.float64, device=self._device)
+        for part in parts:
+            sums[0] += part.weights_KM.sum()
+            if part.num_tokens:
+                sums[1] += part.coverage * len(part.labels_M)
+                sums[2] += len(part.labels_M)
+        sums[3] = float(sum(part.num_bytes for part in parts) > self._free_bytes)
+        total, inside, supervised, full = self._ranks.sum(sums)
+        scale = torch.tensor(max(total, 1e-9), dtype=torch.float32, device=self._device)
+        shared = tuple(
+            dataclasses.replace(
+                part,
+                weights_KM=part.weights_KM / scale,
+                num_tokens=self.num_tokens(number),
+                coverage=inside / supervised,
+            )
+            for part in parts
+        )
+        return shared, not full
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Prepared:
@@ -138,10 +208,9 @@ class BatchSource:
             labels_M = labels_M.clamp(min=0)
         position = torch.tensor(self._recipe.loss.position_weights, device=device)
         weights_KM = valid_KM * position[:, None]
-        weights_KM = weights_KM / weights_KM.sum().clamp(min=1e-9)
         return Prepared(
             row_ids=batch.row_ids,
-            num_tokens=batch.num_tokens,
+            num_tokens=batch.num_tokens if bool(batch.valid_KM.any()) else 0,
             tokens_BT=tokens_BT,
             bases_BN=batch.bases_BN.to(device),
             source_KM=batch.source_KM.to(device),

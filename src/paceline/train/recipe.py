@@ -21,7 +21,8 @@
     warmup_steps = 20
     schedule = "cosine"             # "cosine", "linear", "constant"; counted in steps
     num_epochs = 4                  # or num_steps, not both
-    tokens_per_batch = 2048
+    tokens_per_batch = 2048         # of one step, over all processes
+    tokens_per_part = 1024          # left out: a step is computed in one part a process
     max_length = 512
 
     [loss]
@@ -113,13 +114,18 @@ class DraftShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """AdamW and the length of the run. tokens_per_batch counts padded tokens of whole rows."""
+    """AdamW and the length of the run. Tokens are padded tokens of whole rows.
+
+    tokens_per_batch: of one step, however many processes share it. tokens_per_part: what one
+    process computes at a time, so what bounds its memory.
+    """
 
     lr: float
     tokens_per_batch: int
     max_length: int
     num_epochs: int | None = None
     num_steps: int | None = None
+    tokens_per_part: int | None = None
     warmup_steps: int = 0
     schedule: str = "cosine"
     betas: tuple[float, float] = (0.9, 0.95)

@@ -89,6 +89,14 @@ def check_recipe(recipe: Recipe, where: str) -> None:
             optim.tokens_per_batch,
             f"at least max_length = {optim.max_length}",
         ),
+        (
+            optim.tokens_per_part is None
+            or optim.max_length <= optim.tokens_per_part < optim.tokens_per_batch,
+            "optim.tokens_per_part",
+            optim.tokens_per_part,
+            f"from max_length = {optim.max_length} to below tokens_per_batch = "
+            f"{optim.tokens_per_batch}",
+        ),
         (optim.checkpoint_steps >= 1, "optim.checkpoint_steps", optim.checkpoint_steps, ">= 1"),
         (min(parts) >= 0, "loss.soft", parts, "the weight of no term below 0"),
         (
