@@ -210,6 +210,15 @@ def _check_form(config: Mapping[str, Any]) -> Iterator[Problem]:
         if layer.get(key) is None:
             message = f"the layer does not state {key}, and in an envelope vLLM has no default"
             yield _problem(f"{_LAYER}.{key}", None, message, "the value of training", "State it.")
+    if "rope_parameters" in layer and "rope_scaling" in layer:
+        yield _problem(
+            f"{_LAYER}.rope_scaling",
+            "null" if layer["rope_scaling"] is None else layer["rope_scaling"],
+            "rope_scaling stands beside rope_parameters: in an envelope vLLM goes by the former and"
+            " drops the latter without a word, theta and all",
+            "one of the two",
+            "Remove rope_scaling.",
+        )
     if "num_key_value_heads" in layer and layer["num_key_value_heads"] is None:
         message = "is null, and in an envelope vLLM stops at it"
         where = f"{_LAYER}.num_key_value_heads"

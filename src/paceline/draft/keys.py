@@ -122,7 +122,7 @@ _DECODER: dict[str, Key] = {
         kind="float",
         nullable=False,
         low=1e-12,
-        high=1e-2,
+        high=1.0,
         rule="cfg.eps",
         default="1e-06",
         is_told=True,
@@ -163,6 +163,9 @@ _QWEN3: dict[str, Key] = {
     "max_position_embeddings": Key(kind="int", nullable=False, default="32768", is_told=True),
     "use_sliding_window": Key(kind="bool", nullable=False, default="false"),
     "max_window_layers": Key(kind="int", nullable=False, default="28"),
+    # left by exporters that write every draft in Llama's words
+    "pretraining_tp": Key(kind="int"),
+    "mlp_bias": Key(kind="bool", unread="Qwen's MLP has no biases", harmless=(False,)),
 }
 _QWEN2: dict[str, Key] = {
     **{key: rule for key, rule in _QWEN3.items() if key != "attention_bias"},

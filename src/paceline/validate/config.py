@@ -131,6 +131,17 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             fix="State it.",
             severity="warning",
         )
+    elif isinstance(eps, float) and 1e-2 < eps <= 1.0:
+        yield finding(
+            "cfg.eps",
+            _FILE,
+            "rms_norm_eps is unusually large",
+            where="rms_norm_eps",
+            found=eps,
+            expected="1e-12 to 1e-2",
+            fix="Right only if training used it.",
+            severity="warning",
+        )
     if config.get("norm_before_residual") is None:
         yield finding(
             "cfg.residual",

@@ -14,6 +14,10 @@ _FILE = "config.json"
 # A whole model may have as many as the table of contracts counts; other drafts have a few.
 _MAX_LAYERS = {"draft_model": 64}
 _FEW_LAYERS = 16
+_TORCH_DTYPES = (
+    *("float64", "double", "float", "half", "int8", "uint8", "int16", "int32", "int64", "bool"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
@@ -31,7 +35,8 @@ def check_decoder(case: Case) -> Iterator[Finding]:
 def _check_heads(numbers: Mapping[str, int], case: Case) -> Iterator[Finding]:
     hidden, head_dim = numbers["hidden_size"], numbers["head_dim"]
     heads, kv_heads = numbers["num_attention_heads"], numbers["num_key_value_heads"]
-    if hidden % heads:
+    # transformers' LlamaConfig refuses it; Qwen's does not, nor does an envelope pass through one
+    if hidden % heads and case.config.get("model_type") == "llama" and case.scan.envelope is None:
         yield finding(
             "cfg.heads",
             _FILE,
@@ -104,15 +109,20 @@ def _check_layers(case: Case, layers: int) -> Iterator[Finding]:
             fix="Remove it, or give one entry a draft layer (not one a target layer).",
         )
     window = config.get("sliding_window")
+    is_qwen = case.config.get("model_type") in ("qwen2", "qwen3") and case.scan.envelope is None
     if slides and not (isinstance(window, int) and window >= 1):
+        by_default = window is None and is_qwen
         yield finding(
             "cfg.layers",
             _FILE,
-            "a sliding layer needs a window",
+            "a sliding layer states no window; vLLM takes 4,096"
+            if by_default
+            else "a sliding layer needs a window",
             where="sliding_window",
             found=window,
             expected="a whole number of at least 1",
             fix="State sliding_window.",
+            severity="warning" if by_default else None,
         )
     elif window is not None and not slides:
         yield finding(
@@ -155,14 +165,19 @@ def check_dtype(case: Case) -> Iterator[Finding]:
             severity="warning",
         )
     elif name not in ("bfloat16", "float16"):
+        known = name in _TORCH_DTYPES
         yield finding(
             "cfg.dtype",
             _FILE,
-            "is not a dtype that a draft may have",
+            f"{name} has no effect: the files' own dtypes count, and vLLM runs the draft in the"
+            " target's"
+            if known
+            else "is not a dtype, and vLLM stops at it",
             where="dtype",
             found=dtype,
             expected="bfloat16 or float16",
-            fix="Save the weights as bfloat16.",
+            fix="Write bfloat16.",
+            severity="warning" if known else None,
         )
     elif target is not None and target.dtype in ("bfloat16", "float16") and name != target.dtype:
         yield finding(

@@ -106,6 +106,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"layer": {"num_key_value_heads": None}},
         "transformer_layer_config.num_key_value_heads",
     ),
+    "two rotary settings": (
+        {"layer": {"rope_scaling": None}},
+        "transformer_layer_config.rope_scaling",
+    ),
     "parallel without a mask": ({"kind": "peagle"}, "mask_token_id"),
     "dflash without layers": (
         {"kind": "dflash", "mask_token_id": 63},
@@ -200,3 +204,11 @@ def test_the_reader_and_validate_agree_on_the_limits_of_a_contest(tmp_path: Path
     limits = dataclasses.replace(read_rules("emc2-2027").limits, families=("mtp",))
     report = validate_draft(folder, limits=limits)
     assert any(i.rule == "cfg.family" and i.severity == "error" for i in report.findings)
+
+
+def test_the_rotary_setting_of_older_exporters(tmp_path: Path) -> None:
+    """rope_theta and rope_scaling null, as transformers 4 saved them: read as they are meant."""
+    layer = {"rope_parameters": REMOVE, "rope_theta": 10000.0, "rope_scaling": None}
+    assert not any(
+        i.severity == "error" for i in check(build_envelope(tmp_path / "d", layer=layer)).findings
+    )
