@@ -212,6 +212,7 @@ NAMES: dict[str, list[str]] = {
         "SCHEMES",
         "TargetPlan",
         "build_price",
+        "build_target_price",
         "check_rows",
         "choose_rows",
         "choose_scheme",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["quantize"]
 
 _TARGET_ONLY = ("recurrent", "edges")
-_DRAFT_ONLY = ("keep", "window", "vocab", "share_head", "measure")
+_DRAFT_ONLY = ("keep", "window", "vocab", "share_head")
 # what has an effect only beside something else
 _NEEDS = {
     "measure": ("max_loss", "prompts", "rules", "max_tokens", "thinking"),
@@ -78,11 +78,11 @@ def quantize(
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Draft: serve both, print what it cost.")
+        bool, typer.Option("--measure", help="Serve both, print what it cost.")
     ] = False,
     max_loss: Annotated[
         str | None,
-        typer.Option("--max-loss", help="With --measure: allowed loss of acceptance, as 2%."),
+        typer.Option("--max-loss", help="With --measure: the loss that is allowed, as 2%."),
     ] = None,
     prompts: Annotated[
         str | None,
@@ -100,11 +100,12 @@ def quantize(
 ) -> int:
     """Make a draft or a target smaller, in the format that vLLM loads.
 
-    A draft keeps its name and record; with --measure it is served beside the original, and the
-    original is kept where acceptance fell by more than --max-loss (exit code 1).
+    With --measure both are served, one beside the other, and the original is kept (exit code 1)
+    where a draft's acceptance fell, or a target's perplexity rose, by more than --max-loss.
     """
     given = {k: v for k, v in locals().items() if v not in (None, False)}
     _require_fitting(given, is_draft=target is not None)
+    from paceline.cli.quantize_measure import measure_price, measure_target_price
     from paceline.cli.quantize_run import Calibrate, make_draft, make_target
     from paceline.quantize import Reshape, choose_scheme, parse_share
     from paceline.target import read_target
@@ -116,11 +117,22 @@ def quantize(
     calibrate = Calibrate(
         data=data, num_rows=rows or 64, max_length=max_length or 512, device=device
     )
+    place = out.with_name(f"{out.name}.candidate") if measure else out
+    measured: dict[str, Any] = {
+        "limit": limit,
+        "prompts": prompts or "held-out",
+        "rules_name": rules or "emc2-2027",
+        "max_tokens": max_tokens,
+        "device": device,
+        "thinking": thinking or "none",
+    }
+    if measure and chosen is not None:
+        require_kernel(chosen, device)
     if target is None:
         assert chosen is not None
-        make_target(
+        done = make_target(
             facts,
-            out,
+            place,
             scheme=chosen,
             method=method,
             head=None if head is None else choose_scheme(head),
@@ -128,18 +140,16 @@ def quantize(
             num_edge_layers=1 if edges is None else edges,
             calibrate=calibrate,
         )
-        return 0
+        return measure_target_price(facts, done, out, **measured) if measure else 0
     if head not in (None, scheme):
         raise PlanError(
             f"--head {head} beside --scheme {scheme}",
             expected="the same scheme: a draft has one for all of its matrices",
         )
-    if measure and chosen is not None:
-        require_kernel(chosen, device)
     draft, before = make_draft(
         model,
         facts,
-        out.with_name(f"{out.name}.candidate") if measure else out,
+        place,
         scheme=None if chosen is None else dataclasses.replace(chosen, has_head=head is not None),
         method=method,
         keep=keep or [],
@@ -147,22 +157,7 @@ def quantize(
         vocab=vocab,
         calibrate=calibrate,
     )
-    if not measure:
-        return 0
-    from paceline.cli.quantize_measure import measure_price
-
-    return measure_price(
-        before,
-        draft,
-        facts,
-        out,
-        limit=limit,
-        prompts=prompts or "held-out",
-        rules_name=rules or "emc2-2027",
-        max_tokens=max_tokens,
-        device=device,
-        thinking=thinking or "none",
-    )
+    return measure_price(before, draft, facts, out, **measured) if measure else 0
 
 
 def _require_fitting(given: dict[str, Any], *, is_draft: bool) -> None:

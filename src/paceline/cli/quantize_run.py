@@ -78,11 +78,15 @@ def make_draft(
     calibrate: Calibrate,
 ) -> tuple[Draft, Draft]:
     """(the new draft in `out`, the original). Everything is checked before the target is loaded."""
-    from paceline.draft import read_draft, resolve_draft
+    from paceline.draft import NATIVE, read_draft, read_native_draft, resolve_draft
     from paceline.quantize import plan_draft, quantize_draft
     from paceline.train import open_draft_run
 
-    before = draft = read_draft(resolve_draft(name))
+    before = draft = (
+        read_native_draft(target, num_speculative_tokens=1)
+        if name == NATIVE
+        else read_draft(resolve_draft(name))
+    )
     if vocab is not None and calibrate.data is None:
         raise PlanError("--vocab needs the target's answers to count", where="--data")
     rows = _read_rows(calibrate, target)
@@ -158,7 +162,7 @@ def make_target(
     recurrent: str | None,
     num_edge_layers: int,
     calibrate: Calibrate,
-) -> None:
+) -> TargetFacts:
     """Writes the quantised target. recurrent: a scheme's name, "keep", or None for the default."""
     from paceline.quantize import choose_scheme, plan_target, quantize_target
 
@@ -183,6 +187,7 @@ def make_target(
         done = quantize_target(
             plan,
             out,
+            replace=True,
             rows=rows.chosen,
             where=rows.where,
             calibrated_on=rows.told,
@@ -192,3 +197,4 @@ def make_target(
     after = sum(path.stat().st_size for path in done.path.glob("*.safetensors"))
     say(f"{len(plan.schemes)} matrices quantised, {len(plan.kept)} kept")
     say(f"target: {out} ({before / 1e6:.1f} MB before, {after / 1e6:.1f} MB now)")
+    return done

@@ -19,6 +19,7 @@ from paceline.quantize.reshape import (
 from paceline.quantize.schemes import SCHEMES, choose_scheme, describe_scheme
 from paceline.quantize.target import quantize_target
 from paceline.quantize.target_plan import TargetPlan, plan_target
+from paceline.quantize.target_price import build_target_price
 
 __all__ = [
     "SCHEMES",
@@ -30,6 +31,7 @@ __all__ = [
     "Reshape",
     "TargetPlan",
     "build_price",
+    "build_target_price",
     "check_rows",
     "choose_rows",
     "choose_scheme",

@@ -9,14 +9,15 @@ from typing import Any
 
 from paceline.errors import PlanError, ResultError
 
-__all__ = ["Price", "build_price", "parse_share"]
+__all__ = ["Price", "build_price", "judge_loss", "parse_share", "price_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
     """rows: figure -> {"before", "after", "ratio", "low", "high"}; ratio is after : before, except
     for memory and time, where it is before : after, so that above 1 is better everywhere. None
-    where something was not measured. loss: of acceptance, 0.02 for 2 %, with its interval.
+    where something was not measured. loss: of a draft's acceptance, or the rise of a target's
+    perplexity; 0.02 for 2 %, with its interval.
     verdict: "within", "exceeds", or "open" where the loss is within and its interval is not.
     """
 
@@ -55,16 +56,16 @@ def build_price(
     before, after = result["arms"]["baseline"], result["arms"]["candidate"]
     tau, score = ratios["tau"], result.get("score") or {}
     rows: dict[str, Mapping[str, Any]] = {
-        "files_bytes": _row(*files_bytes, files_bytes[0] / files_bytes[1]),
+        "files_bytes": price_row(*files_bytes, files_bytes[0] / files_bytes[1]),
         "memory_bytes": _of(before, after, ratios.get("memory"), "memory", "total_bytes"),
-        "acceptance_length": _row(
+        "acceptance_length": price_row(
             (before.get("vllm") or {}).get("acceptance_length"),
             (after.get("vllm") or {}).get("acceptance_length"),
             None,
         ),
         "tau": _of(before, after, tau, "tau", "value"),
         "tpot_ms": _of(before, after, ratios.get("tpot"), "tpot_ms", "median"),
-        "score": _row(
+        "score": price_row(
             100.0,
             score.get("value"),
             None if score.get("value") is None else score["value"] / 100,
@@ -83,11 +84,12 @@ def build_price(
         loss_low=loss_low,
         loss_high=loss_high,
         max_loss=max_loss,
-        verdict=_judge(loss, loss_high, max_loss),
+        verdict=judge_loss(loss, loss_high, max_loss),
     )
 
 
-def _judge(loss: float, loss_high: float | None, max_loss: float | None) -> str:
+def judge_loss(loss: float, loss_high: float | None, max_loss: float | None) -> str:
+    """ "within", "exceeds", or "open"; see Price."""
     if max_loss is None:
         return "within"
     if loss > max_loss:
@@ -103,10 +105,10 @@ def _of(
 ) -> dict[str, Any]:
     first, last = ((arm.get(keys[0]) or {}).get(keys[1]) for arm in (before, after))
     ratio = ratio or {}
-    return _row(first, last, ratio.get("value"), ratio.get("low"), ratio.get("high"))
+    return price_row(first, last, ratio.get("value"), ratio.get("low"), ratio.get("high"))
 
 
-def _row(
+def price_row(
     before: Any,
     after: Any,
     ratio: float | None,

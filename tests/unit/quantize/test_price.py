@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from paceline.errors import ResultError
-from paceline.quantize import build_price
+from paceline.quantize import build_price, build_target_price
 from paceline.report import render_price
 
 
@@ -87,3 +88,54 @@ def test_what_was_not_measured_is_said() -> None:
     text = console.export_text()
     assert text.count("not measured") == 2
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_targets_price_by_hand() -> None:
+    """Two texts of 2 and 4 tokens: 0.1 and 0.3 nats lost, of 6 tokens 0.4."""
+    before = [[-1.0, -1.0], [-0.5, -0.5, -0.5, -0.5]]
+    after = [[-1.05, -1.05], [-0.6, -0.6, -0.6, -0.5]]
+    found = build_target_price(
+        before,
+        after,
+        identical=1,
+        tpot_ms=([20.0, 22.0], [10.0, 11.0]),
+        files_bytes=(100, 50),
+        kernels={},
+        max_loss=0.1,
+    )
+    mean = 0.4 / 6
+    assert found.loss == pytest.approx(math.expm1(mean))
+    rests = [0.1 - 2 * mean, 0.3 - 4 * mean]
+    error = math.sqrt(sum(rest**2 for rest in rests) / 1 / 2) / 3
+    t = 12.706204736  # 97.5 % of Student's t with one degree of freedom
+    assert found.loss_high == pytest.approx(math.expm1(mean + t * error))
+    assert found.loss_low == pytest.approx(math.expm1(mean - t * error))
+    assert found.verdict == "open"
+    assert found.rows["perplexity"]["before"] == pytest.approx(math.exp(4 / 6))
+    assert found.rows["perplexity"]["after"] == pytest.approx(math.exp(4.4 / 6))
+    assert found.rows["perplexity"]["ratio"] == pytest.approx(math.exp(-mean))
+    assert found.rows["tpot_ms"]["ratio"] == pytest.approx(2.0)
+    assert found.rows["tpot_ms"]["low"] == pytest.approx(2.0)
+    assert found.rows["identical"] == {
+        "before": 2,
+        "after": 1,
+        "ratio": 0.5,
+        "low": None,
+        "high": None,
+    }
+
+
+def test_a_target_must_have_read_the_same_texts() -> None:
+    settings: dict[str, Any] = {
+        "identical": 0,
+        "tpot_ms": ([], []),
+        "files_bytes": (2, 1),
+        "kernels": {},
+        "max_loss": None,
+    }
+    for before, after in (([[-1.0]], [[-1.0, -2.0]]), ([], []), ([[]], [[]])):
+        with pytest.raises(ResultError, match="the same texts"):
+            build_target_price(before, after, **settings)
+    one = build_target_price([[-1.0]], [[-2.0]], **settings)
+    assert one.loss_high is None
+    assert one.rows["tpot_ms"]["ratio"] is None
