@@ -84,7 +84,7 @@ def plan_draft(
             _WHY_NOT.get(draft.family, f"a draft of family {draft.family} has no weights"),
             where=str(draft.path),
             expected=f"a draft of family {', '.join(QUANTIZABLE)}",
-            fix="Quantise the target: its head goes with it."
+            fix="Quantise the target; its MTP head is carried over as it is."
             if draft.family == "mtp"
             else "Serve it as it is.",
         )
