@@ -40,6 +40,10 @@ def has_kind(value: Any, kind: str) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind == "int list":
         return isinstance(value, list) and all(_is_int(item) for item in value)
+    if kind == "labels":  # transformers makes whole numbers of the keys
+        return isinstance(value, dict) and all(
+            key.isascii() and key.isdigit() and isinstance(name, str) for key, name in value.items()
+        )
     assert kind == "int or int list", kind
     return _is_int(value) or has_kind(value, "int list")
 

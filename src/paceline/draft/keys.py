@@ -22,7 +22,6 @@ __all__ = [
 
 _SIZE = Key(kind="int", required=True, low=1, high=2**26, rule="cfg.missing")
 _OWN_HEAD = "vLLM 0.31.0 never ties the draft's head to its embeddings"
-_TRAINING = Key(kind="number")
 # zero makes all tokens alike, a negative one turns their order round
 _LOGIT_SCALE = Key(kind="number", nullable=False, low=1e-4, high=1e4, default="1")
 _TEXT = Key(kind="str")
@@ -35,27 +34,28 @@ _INERT: dict[str, Key] = {
     "transformers_version": _TEXT,
     "use_cache": Key(kind="bool", nullable=False),
     "initializer_range": Key(kind="float", nullable=False),
-    "attention_dropout": _TRAINING,
+    "attention_dropout": Key(kind="number", nullable=False),
 }
 # Left in config.json by exporters; transformers' base class reads them, a served draft does not.
 _OF_FORWARD = "it is for transformers' own forward pass, which vLLM does not run"
 _OF_SAMPLING = "how to sample is the request's, never the draft's"
+_PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 LEFTOVERS: dict[str, Key] = {
     "_name_or_path": _TEXT,
     "tokenizer_class": _TEXT,
-    "id2label": Key(kind="object"),
+    "id2label": Key(kind="labels"),
     "label2id": Key(kind="object"),
-    "problem_type": _TEXT,
+    "problem_type": Key(kind="str", choices=_PROBLEM_TYPES),
     "finetuning_task": _TEXT,
     "task_specific_params": Key(kind="object"),
     "prefix": _TEXT,
     "sep_token_id": Key(kind="int"),
-    "is_encoder_decoder": Key(kind="bool", choices=(False,)),
+    "is_encoder_decoder": Key(kind="bool", nullable=False, choices=(False,)),
     "is_decoder": Key(kind="bool", unread=_OF_FORWARD, harmless=(False, True)),
     "add_cross_attention": Key(kind="bool", choices=(False,)),
     "tie_encoder_decoder": Key(kind="bool", choices=(False,)),
     "cross_attention_hidden_size": Key(kind="int", unread=_OF_FORWARD),
-    "chunk_size_feed_forward": Key(kind="int", unread=_OF_FORWARD, harmless=(0,)),
+    "chunk_size_feed_forward": Key(kind="int", nullable=False, unread=_OF_FORWARD, harmless=(0,)),
     "pruned_heads": Key(kind="object", unread=_OF_FORWARD, harmless=({},)),
     "return_dict": Key(kind="bool", unread=_OF_FORWARD, harmless=(False, True)),
     "output_hidden_states": Key(kind="bool", unread=_OF_FORWARD, harmless=(False,)),
@@ -211,7 +211,7 @@ EAGLE3_QWEN3_KEYS: dict[str, Key] = {
 }
 EAGLE_CONFIG: dict[str, Key] = {
     "eagle_aux_hidden_state_layer_ids": Key(kind="int list"),
-    "use_aux_hidden_state": Key(kind="bool", choices=(True,), rule="cfg.aux"),
+    "use_aux_hidden_state": Key(kind="bool", nullable=False, choices=(True,), rule="cfg.aux"),
     "norm_before_fc": Key(kind="bool"),
 }
 
@@ -284,7 +284,7 @@ DFLASH_CONFIG: dict[str, Key] = {
     "use_swa": Key(kind="bool", default="false"),
     "swa_window_size": Key(kind="int", low=1, high=2**26),
     "sample_from_anchor": Key(kind="bool", default="false", choices=(False,)),
-    "use_aux_hidden_state": Key(kind="bool", choices=(True,), rule="cfg.aux"),
+    "use_aux_hidden_state": Key(kind="bool", nullable=False, choices=(True,), rule="cfg.aux"),
 }
 
 DRAFT_MODEL_KEYS: dict[str, dict[str, Key]] = {

@@ -110,7 +110,9 @@ def _check_layers(case: Case, layers: int) -> Iterator[Finding]:
         )
     window = config.get("sliding_window")
     is_qwen = case.config.get("model_type") in ("qwen2", "qwen3") and case.scan.envelope is None
-    if slides and not (isinstance(window, int) and window >= 1):
+    if case.family == "dflash":
+        yield from _check_dflash_window(case, slides)
+    elif slides and not (isinstance(window, int) and window >= 1):
         by_default = window is None and is_qwen
         yield finding(
             "cfg.layers",
@@ -134,6 +136,27 @@ def _check_layers(case: Case, layers: int) -> Iterator[Finding]:
             expected="no key",
             fix="Remove it, or name the sliding layers in layer_types.",
             severity="warning",
+        )
+
+
+def _check_dflash_window(case: Case, slides: bool) -> Iterator[Finding]:
+    """DFlash has a window of its own; the plain one is Qwen's, dropped without its switch."""
+    config, inner = case.config, case.config.get("dflash_config")
+    own = inner if isinstance(inner, dict) else {}
+    windows = [own.get("swa_window_size")]
+    if config.get("use_sliding_window") is True:
+        windows.append(config.get("sliding_window"))
+    if (slides or own.get("use_swa") is True) and not any(
+        isinstance(window, int) and window >= 1 for window in windows
+    ):
+        yield finding(
+            "cfg.layers",
+            _FILE,
+            "a sliding layer has no window that vLLM 0.31.0 finds, and it stops",
+            where="dflash_config.swa_window_size",
+            found=config.get("sliding_window"),
+            expected="swa_window_size, or sliding_window with use_sliding_window true",
+            fix="State swa_window_size in dflash_config.",
         )
 
 

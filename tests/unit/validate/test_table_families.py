@@ -175,7 +175,12 @@ OF_EVERY_LAYER: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"layer_types": ["full_attention"] * 9}, "cfg.layers", "error"),
     ({"layer_types": ["linear_attention"] * 2}, "cfg.layers", "error"),
     ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 0}, "cfg.layers", "error"),
-    ({"sliding_window": 64}, "cfg.layers", "warning"),
+    # what transformers' config classes stop at, of keys that mean nothing to a draft
+    ({"id2label": {"a": 1}}, "json.type", "error"),
+    ({"problem_type": "x"}, "cfg.value", "error"),
+    ({"is_encoder_decoder": None}, "json.type", "error"),
+    ({"chunk_size_feed_forward": None}, "json.type", "error"),
+    ({"attention_dropout": None}, "json.type", "error"),
 )
 
 
@@ -198,3 +203,41 @@ def test_a_logit_scale_that_makes_nothing_or_the_opposite(tmp_path: Path) -> Non
                 (i.rule, i.severity) == ("cfg.value", "error")
                 for i in validate_draft(folder).findings
             )
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"layer_types": ["sliding_attention"]}, True),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 64}, True),
+        ({"layer_types": ["sliding_attention"], "use_sliding_window": True}, True),
+        (
+            {
+                "layer_types": ["sliding_attention"],
+                "use_sliding_window": True,
+                "sliding_window": 64,
+            },
+            False,
+        ),
+        ({"use_swa": True}, True),
+        ({"use_swa": True, "swa_window_size": 64}, False),
+    ],
+)
+def test_a_window_of_dflash(change: dict[str, Any], is_refused: bool, tmp_path: Path) -> None:
+    """As vLLM's own loader answers: it stops where no window is found."""
+    case = BY_NAME["dflash"]
+    inner = {key: change.pop(key) for key in list(change) if "swa" in key}
+    own = {**case.config["dflash_config"], **inner}
+    folder = changed(case, tmp_path / "d", dflash_config=own, **change)
+    found = {(i.rule, i.severity) for i in validate_draft(folder).findings}
+    assert (("cfg.layers", "error") in found) == is_refused
+
+
+def test_tapping_nothing_by_null(tmp_path: Path) -> None:
+    """null is false to vLLM: it would build a draft that never sees the target."""
+    case = BY_NAME["eagle3, Llama layer, cut vocabulary"]
+    folder = changed(case, tmp_path / "d", eagle_config={"use_aux_hidden_state": None})
+    assert any(
+        i.severity == "error" and "use_aux_hidden_state" in i.where
+        for i in validate_draft(folder).findings
+    )
