@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from paceline.draft import Draft, write_draft
 from paceline.errors import PacelineError, RecipeError, StorageError
 from paceline.target import TargetFacts
+from paceline.train.anchors import sparse_loss
 from paceline.train.batches import batch_order
 from paceline.train.checkpoint import (
     Checkpoint,
@@ -39,7 +40,7 @@ from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget, load_frozen_target
 from paceline.train.launch import world_size
-from paceline.train.losses import build_terms, heads_loss
+from paceline.train.losses import build_terms
 from paceline.train.pacing import confidences, pace_weights
 from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
 from paceline.train.ranks import Ranks, find_device, open_ranks, stop_requests
@@ -254,7 +255,7 @@ def train_step(
         weights_KM = weights_KM * pace_weights(
             confidence_KM, batch.source_KM, batch.weights_KM > 0, alpha=mix.pace_alpha
         )
-    result = heads_loss(
+    result = sparse_loss(
         student_KMD,
         heads,
         teacher_MD=batch.final_MD,
@@ -304,7 +305,7 @@ def _run(
             for step in range(first, num_steps + 1):
                 epoch, cursor = divmod(step - 1, len(source))
                 number = batch_order(len(source), seed=recipe.seed, epoch=epoch)[cursor]
-                parts = source.get(number)
+                parts = source.get(number, epoch=epoch)
                 sums = _backward(step_module, parts, ranks)
                 sums[-1] = float(asked())
                 loss, square, *shares, stop = ranks.sum(sums)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.data import Row
+from paceline.train.anchors import sample_anchors
 from paceline.train.batches import Batch, build_batch, plan_batches, split_rows
 from paceline.train.features import FrozenTarget, likeliest
 from paceline.train.ranks import Ranks
@@ -122,8 +123,19 @@ class BatchSource:
         """Real tokens of batch `number`, padding left out."""
         return sum(len(row.input_ids) for row in self._rows[number])
 
-    def get(self, number: int) -> tuple[Prepared, ...]:
-        """This process's parts of batch `number`, from the cache or computed."""
+    def get(self, number: int, *, epoch: int = 0) -> tuple[Prepared, ...]:
+        """This process's parts of batch `number`, with the anchors of an epoch where few are asked
+        for."""
+        parts, few = self._get(number), self._recipe.optim.anchors_per_row
+        if few is None:
+            return parts
+        seed = self._recipe.seed
+        return tuple(
+            sample_anchors(part, anchors_per_row=few, seed=seed, epoch=epoch) for part in parts
+        )
+
+    def _get(self, number: int) -> tuple[Prepared, ...]:
+        """From the cache or computed."""
         found = self._cache.get(number)
         if found is None:
             found, fits = self._share(number, [self._prepare(b) for b in self._own(number)])

@@ -23,6 +23,7 @@
     num_epochs = 4                  # or num_steps, not both
     tokens_per_batch = 2048         # of one step, over all processes
     tokens_per_part = 1024          # left out: a step is computed in one part a process
+    anchors_per_row = 64            # left out: every step starts from every place of a row
     max_length = 512
 
     [loss]
@@ -117,7 +118,8 @@ class Optim:
     """AdamW and the length of the run. Tokens are padded tokens of whole rows.
 
     tokens_per_batch: of one step, however many processes share it. tokens_per_part: what one
-    process computes at a time, so what bounds its memory.
+    process computes at a time, so what bounds its memory. anchors_per_row: bases of each row that a
+    step runs, others each epoch (anchors.py); None runs all.
     """
 
     lr: float
@@ -131,6 +133,7 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    anchors_per_row: int | None = None
     checkpoint_steps: int = 100
     feature_cache_bytes: int = 2 * 1024**3
 

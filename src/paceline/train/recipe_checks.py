@@ -131,7 +131,7 @@ def check_recipe(recipe: Recipe, where: str) -> None:
     width = draft.head_dim
     even = width is None or (width >= 2 and width % 2 == 0)
     checks.append((even, "draft.head_dim", width, "an even number above 0"))
-    for name in ("num_epochs", "num_steps"):
+    for name in ("num_epochs", "num_steps", "anchors_per_row"):
         count = getattr(optim, name)
         checks.append((count is None or count >= 1, f"optim.{name}", count, "at least 1"))
     for holds, key, found, expected in checks:

@@ -117,6 +117,7 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     _require_same_target(record, target, data_dir)
     rows, num_cut = cut_rows(read_rows(data_dir), max_length=recipe.optim.max_length)
     _require_known_tokens(rows, target, data_dir)
+    _require_unused(recipe, rows)
     fixed: dict[str, Any] = {
         "recipe": recipe,
         "target": target,
@@ -209,6 +210,20 @@ def _require_known_tokens(rows: list[Row], target: TargetFacts, data_dir: Path) 
                 where=f"{data_dir}/rows.jsonl",
                 expected=f"ids from 0 to {target.vocab_size - 1}",
             )
+
+
+def _require_unused(recipe: Recipe, rows: list[Row]) -> None:
+    """The mask token must not be read for a word, nor a word for a slot still to come."""
+    token = recipe.draft.mask_token_id
+    holding = [row.row_id for row in rows if token is not None and token in row.input_ids]
+    if holding:
+        raise RecipeError(
+            f"key 'draft.mask_token_id' is {token}, which stands in {len(holding)} rows, such as "
+            f"'{holding[0]}'",
+            where=recipe.path,
+            expected="a token that no text holds",
+            fix="Take a reserved token of the tokenizer that is not in use.",
+        )
 
 
 def special_tokens(target: TargetFacts) -> list[int]:

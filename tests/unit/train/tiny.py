@@ -44,14 +44,14 @@ def make_target(path: Path) -> Path:
     return path
 
 
-def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20) -> Path:
-    """Rows with one or two spans, of varying length; the record names the target."""
+def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20, top: int = VOCAB) -> Path:
+    """Rows of one or two spans, of varying length, ids below top; the record names the target."""
     generator = torch.Generator().manual_seed(3)
     path.mkdir(parents=True)
     lines = []
     for number in range(num_rows):
         length = 12 + int(torch.randint(0, 20, (), generator=generator))
-        ids = torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+        ids = torch.randint(3, top, (length,), generator=generator).tolist()
         spans = [[4, length]] if number % 2 else [[3, 6], [8, length]]
         lines.append(
             {

@@ -1,0 +1,196 @@
+"""Block drafts through the whole room: dflash and parallel EAGLE-3 trained, written, replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_data, make_recipe
+
+from paceline.draft import Draft, drafts_in_parallel, read_dflash_attention, read_draft
+from paceline.errors import PacelineError, RecipeError
+from paceline.target import TargetFacts
+from paceline.train import Recipe, replay_draft, train_draft
+from paceline.train.entry import simulate_draft
+
+MASK = 63  # stands in no row
+
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {"family": "dflash", "draft__mask_token_id": MASK},
+    "dflash-window": {
+        "family": "dflash",
+        "draft__mask_token_id": MASK,
+        "draft__num_layers": 2,
+        "draft__causal": True,
+        "draft__sliding_window": 8,
+        "draft__draft_vocab_size": 40,
+    },
+    "parallel": {"draft__parallel": True, "draft__mask_token_id": MASK},
+    "parallel-vocab": {
+        "draft__parallel": True,
+        "draft__mask_token_id": MASK,
+        "draft__draft_vocab_size": 40,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory, target: TargetFacts) -> Path:
+    return make_data(tmp_path_factory.mktemp("rows") / "data", target, top=MASK)
+
+
+def build(kind: str, **changes: Any) -> Recipe:
+    return make_recipe(**{**KINDS[kind], **changes})
+
+
+def run(
+    recipe: Recipe, target: TargetFacts, data_dir: Path, out: Path, **settings: Any
+) -> tuple[Draft, list[float]]:
+    losses: list[float] = []
+    draft = train_draft(
+        recipe,
+        target=target,
+        data_dir=data_dir,
+        out_dir=out,
+        device="cpu",
+        on_progress=lambda p: losses.append(p.loss),
+        **settings,
+    )
+    return draft, losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_and_the_folder_is_the_contracts(
+    kind: str, target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    draft, losses = run(
+        build(kind, optim__num_steps=60, optim__lr=3e-3), target, data_dir, tmp_path / "draft"
+    )
+    assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
+    again = read_draft(draft.path)
+    assert again.tensors.keys() == draft.tensors.keys()
+    trained = again.metadata["trained"]
+    assert "norm.weight" in trained["started_from"]["tensors"]
+    if again.family == "dflash":
+        assert again.config["block_size"] == 4
+        assert again.config["dflash_config"]["target_layer_ids"] == [0, 1, 2]
+        window, causal = read_dflash_attention(again.config)[0]
+        assert (window, causal) == ((8, True) if kind == "dflash-window" else (None, False))
+        assert not drafts_in_parallel(again.config)
+    else:
+        assert drafts_in_parallel(again.config)
+        assert again.tensors["mask_hidden"].shape == (1, 96)
+        mask = load_file(str(again.path / "model.safetensors"))["mask_hidden"]
+        assert float(mask.float().std()) > 0.01  # trained, not left at zero
+
+
+@pytest.mark.parametrize("kind", ["dflash", "parallel-vocab"])
+def test_replay_of_simulated_steps_agrees_with_itself(
+    kind: str, target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    draft, _ = run(build(kind, optim__num_steps=40), target, data_dir, tmp_path / "draft")
+    model = AutoModelForCausalLM.from_pretrained(str(target.path), dtype=torch.float32)
+    texts = []
+    for prompt in ([5, 9, 17, 30], [8, 3, 44]):
+        full = model.generate(
+            torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None
+        )[0].tolist()
+        texts.append((prompt, full[len(prompt) :]))
+    steps = simulate_draft(draft, target, texts, dtype="float32")
+    replay = replay_draft(
+        draft,
+        target,
+        [(p, o, s) for (p, o), s in zip(texts, steps, strict=True)],
+        dtype="float32",
+    )
+    assert replay.num_steps > 10
+    assert replay.num_agree == replay.num_steps
+
+
+@pytest.mark.parametrize("kind", ["dflash", "parallel"])
+def test_resume_with_anchors_is_bit_identical(
+    kind: str, target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    recipe = build(kind, optim__anchors_per_row=4)
+    straight, whole = run(recipe, target, data_dir, tmp_path / "a")
+    steps = 0
+
+    def die(progress: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 13:
+            raise RuntimeError("killed")
+
+    settings: dict[str, Any] = {"target": target, "data_dir": data_dir, "device": "cpu"}
+    with pytest.raises(RuntimeError, match="killed"):
+        train_draft(recipe, out_dir=tmp_path / "b", on_progress=die, **settings)
+    resumed, after = run(recipe, target, data_dir, tmp_path / "b", resume=True)
+    assert after == whole[10:]
+    one, other = (load_file(str(d.path / "model.safetensors")) for d in (straight, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    dense, _ = run(build(kind), target, data_dir, tmp_path / "c")
+    every = load_file(str(dense.path / "model.safetensors"))
+    assert not torch.equal(one["fc.weight"], every["fc.weight"])
+
+
+def test_a_draft_goes_on_from_another_of_its_shape(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    first, _ = run(build("dflash"), target, data_dir, tmp_path / "first")
+    again = build("dflash", init__from=str(first.path), optim__num_steps=1, optim__lr=1e-9)
+    second, _ = run(again, target, data_dir, tmp_path / "second")
+    one, other = (load_file(str(d.path / "model.safetensors")) for d in (first, second))
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor.float(), other[name].float(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "word"),
+    [
+        ("dflash", {"draft__mask_token_id": None}, "mask_token_id' is missing"),
+        ("parallel", {"draft__mask_token_id": None}, "mask_token_id' is missing"),
+        ("parallel", {"draft__parallel": None}, "no effect without draft.parallel"),
+        ("dflash", {"draft__parallel": True}, "no effect on family dflash"),
+        ("parallel", {"draft__causal": True}, "no effect on family eagle3"),
+        ("dflash", {"draft__norm_before_residual": True}, "no effect on family dflash"),
+        ("dflash", {"draft__sliding_window": 0}, "at least 1"),
+        ("dflash", {"optim__anchors_per_row": 0}, "at least 1"),
+        ("dflash", {"family": "mtp"}, "no effect"),
+        ("dflash", {"draft__mask_token_id": -1}, "is -1"),
+    ],
+)
+def test_settings_that_contradict_are_refused(
+    kind: str, changes: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(RecipeError, match=word):
+        build(kind, **changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "word"),
+    [
+        ("dflash", {"draft__mask_token_id": 2}, "mask_token_id 2"),  # the end token
+        ("parallel", {"draft__mask_token_id": 64}, "mask_token_id 64"),
+        ("dflash", {"draft__mask_token_id": 7}, "stands in"),
+        ("dflash", {"draft__aux_layer_ids": [0, 1, 2]}, "tapped layers"),
+        ("dflash", {"draft__aux_layer_ids": [1, 2, 4]}, "names layer 4"),
+        ("dflash", {"draft__sliding_window": 3}, "sliding_window 3"),
+        ("dflash", {"draft__num_key_value_heads": 3}, "num_key_value_heads 3"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_first_step(
+    kind: str,
+    changes: dict[str, Any],
+    word: str,
+    target: TargetFacts,
+    data_dir: Path,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(PacelineError, match=word):
+        run(build(kind, **changes), target, data_dir, tmp_path / "draft")
+    assert list(tmp_path.iterdir()) == []
