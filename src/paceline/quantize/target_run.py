@@ -36,6 +36,11 @@ _AFTER_NORM = {
     ),
     "post_attention_layernorm": ("gate_proj", "up_proj"),
 }
+_SAME_INPUTS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("gate_proj", "up_proj"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,8 @@ def run_target(
             prefix = _folder_prefix(plan, number)
             modules = plan.layer_modules(number)
             if modules:
-                moments = Moments([n.removeprefix(prefix) for n in modules], where=where)
+                first = [names[0].removeprefix(prefix) for names in _group(modules)]
+                moments = Moments(first, where=where)
                 _watch(layer, moments, rows, states, arguments, number)
                 done = _quantize_layer(layer, prefix, modules, moments, plan, kind)
                 weights.update(done.weights)
@@ -204,6 +210,16 @@ def _watch(
             hook.remove()
 
 
+def _group(modules: Sequence[str]) -> list[list[str]]:
+    """Modules that read the same inputs, together: rows do not know of one another."""
+    groups: dict[tuple[str, ...] | str, list[str]] = {}
+    for name in modules:
+        leaf = name.rpartition(".")[2]
+        shared = next((leaves for leaves in _SAME_INPUTS if leaf in leaves), leaf)
+        groups.setdefault(shared, []).append(name)
+    return list(groups.values())
+
+
 def _quantize_layer(
     layer: nn.Module,
     prefix: str,
@@ -213,17 +229,27 @@ def _quantize_layer(
     kind: torch.dtype,
 ) -> Quantized:
     parts = dict(layer.named_modules())
-    hessians = {name: moments.hessian(name.removeprefix(prefix)) for name in modules}
+    groups = _group(modules)
+    hessians = {
+        name: moments.hessian(names[0].removeprefix(prefix)) for names in groups for name in names
+    }
     changed: dict[str, Tensor] = {}
     if plan.method == "awq":
         changed = _smooth(layer, prefix, modules, hessians, plan, kind)
     weights, errors = {}, {}
-    for name in modules:
-        part: Any = parts[name.removeprefix(prefix)]
-        wide = part.weight.detach().float()
-        weights[name] = _round(wide, hessians[name], plan, name, kind)
-        errors[name] = output_error(wide, weights[name].plain_RC, hessians[name])
-        part.weight.copy_(weights[name].plain_RC)
+    for names in groups:
+        wides = [parts[n.removeprefix(prefix)].weight.detach().float() for n in names]
+        hessian = hessians[names[0]]
+        whole = _round(torch.cat(wides), hessian, plan, names[0], kind)
+        sizes = [len(wide) for wide in wides]
+        codes, scales = whole.codes_RC.split(sizes), whole.scale_RG.split(sizes)
+        for name, wide, code_RC, scale_RG in zip(names, wides, codes, scales, strict=True):
+            weights[name] = QuantizedWeight(
+                scheme=whole.scheme, codes_RC=code_RC, scale_RG=scale_RG
+            )
+            errors[name] = output_error(wide, weights[name].plain_RC, hessian)
+            part: Any = parts[name.removeprefix(prefix)]
+            part.weight.copy_(weights[name].plain_RC)
     # biases are stored as they are; a rescaled matrix has a rescaled row, not a rescaled bias
     return Quantized(weights=weights, changed=changed, errors=errors)
 
