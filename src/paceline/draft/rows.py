@@ -37,9 +37,9 @@ class Key:
     kind: "int", "number", "float", "bool", "str", "object", "labels" (whole numbers to texts), "str
     list", "int list" or "int or int list". required: vLLM stops without it, or takes a default that
     fits no draft. low, high: the range of a number. choices: the values that vLLM builds as they
-    are meant. nullable: null reads as "not stated". unread: what 0.31.0 does with the key instead of what it says; a finding,
-    except for the values in harmless. default: what 0.31.0 takes for a missing key; is_told: its
-    absence is a finding. rule: id of the rule that a wrong value breaks.
+    are meant. nullable: null reads as "not stated". unread: what 0.31.0 does with the key instead
+    of what it says; a finding, except for the values in harmless. default: what 0.31.0 takes for a
+    missing key; is_told: its absence is a finding. rule: id of the rule that a wrong value breaks.
     """
 
     kind: str

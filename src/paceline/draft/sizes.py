@@ -184,9 +184,10 @@ def read_mtp(config: Mapping[str, Any]) -> Sizes:
     layers = read_size(config, "mtp_num_hidden_layers", why="State the target's own size.")
     if layers != 1:
         raise DraftError(
-            f"'mtp_num_hidden_layers' is {layers}",
+            f"'mtp_num_hidden_layers' is {layers}, and vLLM 0.31.0 runs the first layer alone",
             where="config.json: mtp_num_hidden_layers",
             expected="1, a layer that vLLM runs K times",
+            fix="Train one layer for all K tokens: the others would be loaded and never run.",
         )
     numbers = {
         key: read_size(config, key, why="State the target's own size.")

@@ -24,6 +24,7 @@ from builders import (
     random_bf16,
 )
 from contract_cases import CASES, build_tensors_of, write_folder
+from envelopes import build_envelope
 
 __all__ = ["USER_CASES", "UserCase"]
 
@@ -116,6 +117,17 @@ def dflash(token: Any) -> Callable[[Path], Path]:
     if token is not None:
         inner["mask_token_id"] = token
     return of_contract("dflash", config={"dflash_config": inner})
+
+
+def without_weights(family: str, **settings: Any) -> Callable[[Path], Path]:
+    """A folder of spec.json alone."""
+
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "spec.json").write_text(json.dumps({"family": family, **settings}))
+        return folder
+
+    return make
 
 
 def in_path(word: str) -> Callable[[Path], Path]:
@@ -339,6 +351,17 @@ USER_CASES: tuple[UserCase, ...] = (
         "K = 3 is not a multiple of 2",
         target=of_mtp(),
     ),
+    *(
+        row(
+            f"U31 two layers, K = {k}",
+            of_contract("mtp, Qwen3.5", k=k, config={"mtp_num_hidden_layers": 2}),
+            "fail",
+            "cfg.missing",
+            "runs the first layer alone",
+            target=of_mtp(),
+        )
+        for k in (1, 2, 4)
+    ),
     row("U31 block", of_contract("dflash", k=15, config={"block_size": 16}), "pass", target=WIDE),
     row(
         "U31 beyond the block",
@@ -365,6 +388,49 @@ USER_CASES: tuple[UserCase, ...] = (
         "fs.path",
         "the path holds 'eagle3'",
         target=WIDE,
+    ),
+    row("U32b suffix without K", without_weights("suffix"), "fail", "k.range", "is missing"),
+    row(
+        "U32c n-grams the wrong way round",
+        without_weights(
+            "ngram", num_speculative_tokens=3, prompt_lookup_min=5, prompt_lookup_max=3
+        ),
+        "fail",
+        "spec.keys",
+        "shortest n-gram is longer",
+    ),
+    row("U32d n-grams by default", without_weights("ngram", num_speculative_tokens=3), "pass"),
+    row(
+        "U32f unknown key",
+        without_weights("ngram", num_speculative_tokens=3, window=3),
+        "fail",
+        "spec.keys",
+        "'window' is not a setting of family ngram",
+    ),
+    row(
+        "later: Medusa with residual blocks alone",
+        of_contract(
+            ONE_HEAD,
+            tensors=lambda found: {k: v for k, v in found.items() if "lm_head" not in k},
+        ),
+        "fail",
+        "ten.missing",
+        "never lends Medusa the target's head",
+        target=WIDE,
+    ),
+    row(
+        "later: EAGLE-3 as speculators saves it",
+        lambda folder: build_envelope(folder, auto_map=REMOVE),
+        "warn",
+        "fs.missing",
+        "no metadata.json",
+    ),
+    row(
+        "later: the cache's dtype inside a draft",
+        draft(config={"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}),
+        "fail",
+        "q.nokv",
+        "dtype of the key-value cache",
     ),
     row(
         "later: the target was tuned after the draft",
