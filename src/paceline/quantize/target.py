@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.quantize.grid import QuantizedWeight
-    from paceline.quantize.target_run import Quantized
+    from paceline.quantize.target_layer import Quantized
 
 __all__ = ["RECORD_NAME", "quantize_target"]
 
@@ -94,7 +94,7 @@ def _round_all(plan: TargetPlan) -> Quantized:
     import torch
 
     from paceline.quantize.grid import round_to_nearest
-    from paceline.quantize.target_run import Quantized
+    from paceline.quantize.target_layer import Quantized
 
     weights: dict[str, QuantizedWeight] = {}
     for name, scheme in plan.schemes.items():

@@ -177,14 +177,14 @@ def test_gptq_is_nearer_than_rounding(target: TargetFacts, tmp_path: Path) -> No
 
 def test_awq_alone_changes_nothing(target: TargetFacts, monkeypatch: Any) -> None:
     """Scales are folded into norms, gates and up_proj: with no rounding the model is the same."""
-    from paceline.quantize import target_run
+    from paceline.quantize import target_layer, target_run
     from paceline.quantize.grid import QuantizedWeight
 
-    def leave(wide: Any, hessian: Any, plan: Any, name: str, kind: Any) -> Any:
+    def leave(wide: Any, hessian: Any, plan: Any, name: str) -> Any:
         one = torch.ones(len(wide), 1)
         return QuantizedWeight(scheme=plan.schemes[name], codes_RC=wide.clone(), scale_RG=one)
 
-    monkeypatch.setattr(target_run, "_round", leave)
+    monkeypatch.setattr(target_layer, "round_matrix", leave)
     plan = plan_target(
         target,
         choose_scheme("w4a16"),
