@@ -222,3 +222,34 @@ def test_an_eagle3_draft_starts_with_norms_as_the_target_means_them(
 def test_the_recipes_of_pocket_are_recipes(name: str) -> None:
     path = Path(__file__).parents[3] / "recipes" / "pocket" / f"{name}.toml"
     assert read_recipe(path).family == name
+
+
+def test_a_draft_model_takes_a_hybrids_ends_and_none_of_its_layers(
+    target: TargetFacts, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    """Llama layers have no gate and no recurrent state; the final norm scales by w, not 1 + w."""
+    value = recipe(optim={"num_steps": 1, "lr": 1e-9}).as_dict()
+    value["optim"] = {k: v for k, v in value["optim"].items() if v is not None}
+    value |= {"family": "draft_model", "draft": {"num_speculative_tokens": 3}, "loss": {}}
+    draft = train_draft(
+        build_recipe(value),
+        target=target,
+        data_dir=trained["data"],
+        out_dir=tmp_path / "d",
+        device="cpu",
+    )
+    tensors = load_file(str(draft.path / "model.safetensors"))
+    native = load_file(str(target.path / "model.safetensors"))
+    norm, embeddings = native["model.norm.weight"], native["model.embed_tokens.weight"]
+    torch.testing.assert_close(tensors["model.norm.weight"].float(), norm + 1.0, rtol=1e-2, atol=0)
+    torch.testing.assert_close(
+        tensors["model.embed_tokens.weight"].float(), embeddings, rtol=1e-2, atol=1e-6
+    )
+    with pytest.raises(RecipeError, match="cannot be cut from a target of model_type 'qwen3_5"):
+        train_draft(
+            build_recipe({**value, "init": {"from": "target-layers"}}),
+            target=target,
+            data_dir=trained["data"],
+            out_dir=tmp_path / "e",
+            device="cpu",
+        )
