@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.errors import RecipeError, TargetError
 from paceline.target import TargetFacts
+from paceline.train.quantized_target import is_quantized, load_dequantized
 
 __all__ = ["FrozenTarget", "TextFeatures", "likeliest", "load_frozen_target"]
 
@@ -68,9 +69,14 @@ def load_frozen_target(
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(target.path), dtype=dtype, trust_remote_code=False, use_safetensors=True
-        )
+        if is_quantized(target):
+            model = load_dequantized(target, dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(target.path), dtype=dtype, trust_remote_code=False, use_safetensors=True
+            )
+    except TargetError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as problem:
         reason = str(problem).split("\n")[0]
         raise TargetError(

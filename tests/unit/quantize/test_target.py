@@ -251,3 +251,25 @@ def test_what_does_not_fit_is_refused(target: TargetFacts, tmp_path: Path) -> No
     save_file(tensors, experts / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TargetError, match="mixture of experts"):
         plan_target(read_target(str(experts)), choose_scheme("w4a16"))
+
+
+def test_a_quantised_target_is_trained_on_as_it_is_served(
+    target: TargetFacts, tmp_path: Path
+) -> None:
+    from paceline.train.features import load_frozen_target
+
+    plan = plan_target(target, choose_scheme("w4a16"), method="rtn", head=choose_scheme("w8a16"))
+    done = quantize_target(plan, tmp_path / "out")
+    plain = dequantize_tensors(load_file(done.path / "model.safetensors"))
+    frozen = load_frozen_target(done, device="cpu", dtype=torch.float32)
+    assert torch.equal(frozen.head_VD, plain["lm_head.weight"].float())
+    assert torch.equal(frozen.embedding_VD, plain["model.embed_tokens.weight"].float())
+    found = frozen.backbone.layers[1].mlp.down_proj.weight
+    assert torch.equal(found, plain["model.layers.1.mlp.down_proj.weight"].float())
+    stored = load_file(done.path / "model.safetensors")
+    del stored["model.layers.2.mlp.up_proj.weight_packed"]
+    del stored["model.layers.2.mlp.up_proj.weight_scale"]
+    del stored["model.layers.2.mlp.up_proj.weight_shape"]
+    save_file(stored, done.path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=r"layers\.2\.mlp\.up_proj\.weight' is missing"):
+        load_frozen_target(done, device="cpu", dtype=torch.float32)
