@@ -56,7 +56,11 @@ class Contract:
         if self.family not in QUANTIZABLE:  # the key itself is refused there
             return self.tensors
         scheme = read_scheme(self.family, {"quantization_config": self.quantization})
-        return self.tensors if scheme is None else quantize_rules(self.tensors, scheme, names)
+        return (
+            self.tensors
+            if scheme is None
+            else quantize_rules(self.family, self.tensors, scheme, names)
+        )
 
     def canonical(self, name: str) -> str:
         """The name under which vLLM 0.31.0 looks for this tensor."""

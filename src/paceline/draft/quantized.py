@@ -8,10 +8,12 @@ test; packed int8 has no kernel in vLLM's CPU build, so its rows are read from t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
 from paceline.draft.rows import FLOATS, TensorRule
 from paceline.errors import DraftError
 from paceline.problems import show_value
@@ -47,7 +49,8 @@ class Scheme:
     """One symmetric scheme for every linear layer that is not ignored.
 
     group_size: None for one scale a row ("channel"). has_dynamic_inputs: activations are quantised
-    too, token by token (FP8 and W8A8). has_head: the draft's own output layer is meant too.
+    too, token by token (FP8 and W8A8). has_head: the draft's own output layer is meant too. ignore:
+    names and patterns of modules that stay plain.
     """
 
     kind: str
@@ -55,6 +58,7 @@ class Scheme:
     group_size: int | None
     has_dynamic_inputs: bool = False
     has_head: bool = False
+    ignore: tuple[str, ...] = ()
 
     @property
     def is_packed(self) -> bool:
@@ -115,13 +119,54 @@ def read_scheme(family: str, config: Mapping[str, Any]) -> Scheme | None:
         raise _refuse("weights", ".config_groups", weights, "symmetric and static")
     if value.get("format", group.get("format")) != stored[0]:
         raise _refuse("format", ".format", value.get("format"), stored[0])
+    if stored[1] == "I32" and group.get("format") not in (None, stored[0]):
+        raise _refuse("format", ".config_groups", group.get("format"), stored[0])
+    for key in ("transform_config", "sparsity_config"):  # vLLM turns by the one, stops at the other
+        if value.get(key):
+            raise _refuse(key, f".{key}", value[key], "no such key")
+    for key, sound in (
+        ("actorder", (None, False, "weight", "static")),
+        ("block_structure", (None,)),
+    ):
+        if weights.get(key) not in sound:
+            raise _refuse(key, ".config_groups", weights[key], "no such key")
     return Scheme(
         kind=kind,
         num_bits=bits,
         group_size=_read_group(weights, kind, has_inputs),
         has_dynamic_inputs=has_inputs,
         has_head=targets == ["Linear", HEAD_TARGET],
+        ignore=_read_ignored(value.get("ignore")),
     )
+
+
+def _read_ignored(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _refuse("ignore", ".ignore", value, "a list of module names")
+    return tuple(value[:MAX_PATTERNS])
+
+
+def _leaves_plain(scheme: Scheme, family: str, name: str) -> bool:
+    """Whether vLLM 0.31.0 builds this linear layer plain, by the names that it knows it by.
+
+    It matches whole names, or patterns from the beginning, against its own modules: `model.` before
+    all but the head, q, k, v and gate, up in one. A whole model is also told by its parts, and
+    stops where they differ. An EAGLE-3 draft counts its layers on from the target's last; here from
+    0.
+    """
+    module = re.sub(r"^midlayer\.", "layers.0.", name.removesuffix(".weight"))
+    if family == "draft_model":
+        names = [module]
+    else:
+        fused = re.sub(r"\.[qkv]_proj$", ".qkv_proj", module)
+        names = [f"model.{re.sub(r'[.](gate|up)_proj$', '.gate_up_proj', fused)}"]
+    for text in scheme.ignore:
+        steps = parse_pattern(text.removeprefix("re:"), is_regex=text.startswith("re:"))
+        if steps is not None and any(matches_name(steps, known) for known in names):
+            return True
+    return False
 
 
 def _read_group(weights: Mapping[str, Any], kind: str, has_inputs: bool) -> int | None:
@@ -162,21 +207,23 @@ def _read_inputs(inputs: Any, kind: str, bits: int) -> bool:
 
 
 def quantize_rules(
-    rules: Mapping[str, TensorRule], scheme: Scheme, names: Container[str]
+    family: str, rules: Mapping[str, TensorRule], scheme: Scheme, names: Container[str]
 ) -> dict[str, TensorRule]:
     """The rules of a quantised draft. names: the tensors that are there, by canonical name.
 
-    A linear layer of which any packed part or scale is there must be there in its packed form; any
-    other is held to its plain form: `ignore` in the config says the same, and where the two differ
-    vLLM stops by itself.
+    The config decides, as in vLLM 0.31.0, which reads plain weights into FP8 layers without a word
+    and without a scale: every linear layer that `ignore` does not name is held to its packed form.
+    An output layer of the draft's own may be left out.
     """
     result = dict(rules)
     for name, rule in rules.items():
         stem = name.removesuffix("weight")
-        is_meant = rule.is_linear or (name == _HEAD and scheme.has_head)
-        if not is_meant or not any(
-            f"{stem}{part}" in names for part in ("weight_packed", "weight_scale", "weight_shape")
-        ):
+        if name == _HEAD:
+            parts = ("weight_packed", "weight_scale", "weight_shape")
+            is_meant = scheme.has_head and any(f"{stem}{part}" in names for part in parts)
+        else:
+            is_meant = rule.is_linear and not _leaves_plain(scheme, family, name)
+        if not is_meant:
             continue
         rows, columns = rule.shape
         group = scheme.group_size or columns

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.draft import QUANTIZABLE, canonical_name
 from paceline.problems import show_value
 from paceline.validate.case import Case
-from paceline.validate.patterns import (
+from paceline.draft.patterns import (
     MAX_LENGTH,
     MAX_PATTERNS,
     Step,

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.problems import show_value
 from paceline.validate.case import Case
-from paceline.validate.patterns import MAX_PATTERNS, matches_name, parse_pattern
+from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
 from paceline.validate.report import Finding, finding
 
 __all__ = ["check_target_quantization"]

@@ -257,8 +257,60 @@ def test_int4_in_groups() -> None:
     assert rules["fc.weight_scale"].shape == (576, 1728 // 64)
     assert rules["fc.weight_shape"].shape == (2,)
     assert rules["midlayer.mlp.down_proj.weight_packed"].shape == (576, 1536 // 8)
-    assert rules["midlayer.mlp.up_proj.weight"].shape == (1536, 576)  # nothing of it is packed
+    # the config decides, not the file: nothing of it is there, and it is asked for
+    assert rules["midlayer.mlp.up_proj.weight_packed"].shape == (1536, 576 // 8)
     assert rules["lm_head.weight"].shape == (49152, 576)
+
+
+@pytest.mark.parametrize(
+    ("family", "entry", "plain"),
+    [  # as vLLM's loader answered, family by family
+        ("eagle3", "re:.*mlp.*", ("gate_proj", "up_proj", "down_proj")),
+        ("eagle3", "re:.*q_proj", ()),  # vLLM knows q, k, v as one
+        ("eagle3", "re:.*qkv_proj", ("q_proj", "k_proj", "v_proj")),
+        ("eagle3", "midlayer.mlp.down_proj", ()),  # by no name of vLLM's
+        ("eagle3", "model.layers.0.mlp.down_proj", ("down_proj",)),
+        ("eagle3", "fc", ()),
+        ("eagle3", "model.fc", ("fc",)),
+        ("draft_model", "re:.*q_proj", ("q_proj",)),
+        ("draft_model", "lm_head", ()),
+    ],
+)
+def test_what_an_ignore_list_leaves_plain(family: str, entry: str, plain: tuple[str, ...]) -> None:
+    settings = {**quantize("float", 8, None), "ignore": ["lm_head", entry]}
+    base = SMOL if family == "eagle3" else {**SMOL, "architectures": ["LlamaForCausalLM"]}
+    rules = build_contract(family, {**base, "quantization_config": settings}).rules_for(())
+    found = {
+        name.split(".")[-2]
+        for name, rule in rules.items()
+        if rule.is_linear and name.endswith(".weight") and f"{name}_scale" not in rules
+    }
+    assert found == set(plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+        {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        {"ignore": "lm_head"},
+        {"ignore": [3]},
+        {"weights": {"actorder": "group"}},
+        {"weights": {"block_structure": [2, 2]}},
+        {"format": "naive-quantized"},
+    ],
+)
+def test_settings_of_a_scheme_that_vllm_stops_at_or_turns_by(change: dict[str, Any]) -> None:
+    settings = quantize("int", 4, 32)
+    group = settings["config_groups"]["group_0"]
+    if "weights" in change:
+        group["weights"] |= change["weights"]
+    elif "format" in change:
+        group |= change
+    else:
+        settings |= change
+    with pytest.raises(DraftError):
+        read_scheme("eagle3", {"quantization_config": settings})
 
 
 def test_int8_by_rows_and_fp8() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.validate import validate_draft
-from paceline.validate.patterns import matches_name, parse_pattern
+from paceline.draft.patterns import matches_name, parse_pattern
 
 ATOMS = st.sampled_from(
     ["a", "b", "_", "-", "7", ".", ".*", ".+", r"\.", r"\d", r"\d+", "[0-9]", "[0-9]*"]
