@@ -81,7 +81,9 @@ def test_written_read_and_valid(name: str, has_head: bool, draft: Draft, tmp_pat
             assert torch.equal(plain[tensor_name], tensor)
     report = validate_draft(done.path, target=build_target_facts())
     assert report.verdict != "fail", [f.message for f in report.findings if f.severity == "error"]
-    assert not [f for f in report.findings if f.rule.startswith("q.") or f.rule == "meta.keys"]
+    report = validate_draft(done.path, target=build_target_facts(), deep=True)
+    told = [f for f in report.findings if f.rule in ("meta.keys", "ten.dtype", "ten.norm")]
+    assert not [*told, *(f for f in report.findings if f.rule.startswith("q."))]
     assert done.metadata["quantized"]["from_sha256"] == draft.sha256
 
 
