@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_LENGTH", "MAX_PATTERNS", "matches_name", "parse_pattern"]
+__all__ = ["MAX_LENGTH", "MAX_PATTERNS", "Step", "matches_name", "parse_pattern"]
 
 MAX_LENGTH = 128
 MAX_PATTERNS = 256

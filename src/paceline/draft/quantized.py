@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
+from paceline.draft.patterns import MAX_PATTERNS, Step, matches_name, parse_pattern
 from paceline.draft.rows import FLOATS, TensorRule
 from paceline.errors import DraftError
 from paceline.problems import show_value
@@ -35,6 +36,7 @@ _HEAD = "lm_head.weight"
 _MAPS = ("d2t", "t2d", "token_map")
 _WHERE = "config.json: quantization_config"
 _SCALES = FLOATS
+_MAX_REGEXES = 32
 # (type, bits, inputs are quantised) -> the format that vLLM loads, the dtype of the stored weight
 _STORED = {
     ("int", 4, False): ("pack-quantized", "I32"),
@@ -59,6 +61,16 @@ class Scheme:
     has_dynamic_inputs: bool = False
     has_head: bool = False
     ignore: tuple[str, ...] = ()
+
+    @cached_property
+    def patterns(self) -> tuple[tuple[Step, ...], ...]:
+        """The patterns of `ignore`; one outside the grammar matches nothing, and is refused."""
+        parsed = (
+            parse_pattern(text.removeprefix("re:"), is_regex=True)
+            for text in self.ignore
+            if text.startswith("re:")
+        )
+        return tuple(steps for steps in parsed if steps is not None)
 
     @property
     def is_packed(self) -> bool:
@@ -145,7 +157,11 @@ def _read_ignored(value: Any) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _refuse("ignore", ".ignore", value, "a list of module names")
-    return tuple(value[:MAX_PATTERNS])
+    patterns = [item for item in value if item.startswith("re:")]
+    if len(value) > MAX_PATTERNS or len(patterns) > _MAX_REGEXES:
+        expected = f"at most {MAX_PATTERNS} names, {_MAX_REGEXES} of them patterns"
+        raise _refuse("the number of ignored modules", ".ignore", len(value), expected)
+    return tuple(value)
 
 
 def _leaves_plain(scheme: Scheme, family: str, name: str) -> bool:
@@ -162,11 +178,9 @@ def _leaves_plain(scheme: Scheme, family: str, name: str) -> bool:
     else:
         fused = re.sub(r"\.[qkv]_proj$", ".qkv_proj", module)
         names = [f"model.{re.sub(r'[.](gate|up)_proj$', '.gate_up_proj', fused)}"]
-    for text in scheme.ignore:
-        steps = parse_pattern(text.removeprefix("re:"), is_regex=text.startswith("re:"))
-        if steps is not None and any(matches_name(steps, known) for known in names):
-            return True
-    return False
+    if any(known in scheme.ignore for known in names):
+        return True
+    return any(matches_name(steps, known) for steps in scheme.patterns for known in names)
 
 
 def _read_group(weights: Mapping[str, Any], kind: str, has_inputs: bool) -> int | None:

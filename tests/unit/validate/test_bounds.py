@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from builders import (
     random_bf16,
     write_safetensors,
 )
+from contract_cases import CASES, build_tensors_of, write_folder
 from envelopes import build_envelope
 
 from paceline.validate import validate_draft
@@ -38,8 +40,32 @@ def test_many_small_tensors_are_not_held_against_every_layer_of_the_target(tmp_p
     begin = time.monotonic()
     report = validate_draft(folder, target=build_target_facts(target), deep=True)
     assert report.verdict == "fail"
-    assert time.monotonic() - begin < 4, "all pairs: 15 s"
+    assert time.monotonic() - begin < 8, "all pairs: 15 s and more"
     assert len(report.findings) < 500, "one screen, not twelve hundred lines"
+
+
+def test_many_patterns_of_ignored_modules_cost_seconds_at_most(tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == "draft_model, int4 weights by rows"]
+    settings = case.config["quantization_config"]
+    for number, entries in enumerate(
+        (
+            [f"re:.*{'a' * 20}.*{i}.*b.*" for i in range(32)],
+            [f"re:.*{'a' * 20}.*{i}.*b.*" for i in range(256)],
+            [f"model.layers.{i}.mlp.down_projection" for i in range(256)],
+            [f"model.layers.{i}.mlp.down_projection" for i in range(5000)],
+        )
+    ):
+        folder = tmp_path / str(number)
+        config = {
+            **case.config,
+            "num_hidden_layers": 64,
+            "quantization_config": {**settings, "ignore": entries},
+        }
+        write_folder(case, folder, build_tensors_of(case))
+        (folder / "config.json").write_text(json.dumps(config))
+        begin = time.monotonic()
+        assert validate_draft(folder, deep=True).verdict == "fail"
+        assert time.monotonic() - begin < 5
 
 
 def test_a_report_says_how_much_it_leaves_out() -> None:
