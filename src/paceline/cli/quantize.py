@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from paceline.cli.disk import require_room
 from paceline.data import Thinking
-from paceline.errors import PlanError
+from paceline.errors import MissingExtraError, PlanError
 
 if TYPE_CHECKING:
     from paceline.draft import Scheme
@@ -19,6 +20,7 @@ __all__ = ["quantize"]
 
 _TARGET_ONLY = ("recurrent", "edges")
 _DRAFT_ONLY = ("keep", "window", "vocab", "share_head")
+_PACKAGES = ("torch", "transformers", "safetensors")
 # what has an effect only beside something else
 _NEEDS = {
     "measure": ("max_loss", "prompts", "rules", "max_tokens", "thinking"),
@@ -105,6 +107,7 @@ def quantize(
     """
     given = {k: v for k, v in locals().items() if v not in (None, False)}
     _require_fitting(given, is_draft=target is not None)
+    _require_packages()
     from paceline.cli.quantize_measure import measure_price, measure_target_price
     from paceline.cli.quantize_run import Calibrate, make_draft, make_target
     from paceline.quantize import Reshape, choose_scheme, parse_share
@@ -179,6 +182,14 @@ def _require_fitting(given: dict[str, Any], *, is_draft: bool) -> None:
     if not changes:
         raise PlanError(
             "nothing to do", expected="--scheme, or for a draft --window, --vocab or --share-head"
+        )
+
+
+def _require_packages() -> None:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"quantising needs {' and '.join(missing)}", fix="pip install 'paceline[train]'"
         )
 
 

@@ -142,3 +142,11 @@ def test_a_target_and_a_draft(run: Run, target: Path, tmp_path: Path) -> None:
         "small",
         "target",
     ]
+
+
+def test_without_torch_the_extra_is_named(
+    run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cli.quantize.find_spec", lambda name: None)
+    found = run("quantize", target, "--scheme", "fp8", "--out", tmp_path / "out")
+    found.require(2, "quantising needs torch and transformers", "paceline[train]")
