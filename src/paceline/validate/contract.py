@@ -159,7 +159,7 @@ def _check_layer_ids(case: Case) -> Iterator[Finding]:
 
 def check_mask_token(case: Case) -> Iterator[Finding]:
     """`cfg.mask`: the id that fills the slots of a draft that drafts in parallel."""
-    if case.family == "eagle3" and not drafts_in_parallel(case.config):
+    if case.family in (None, "eagle3") and not drafts_in_parallel(case.config):
         return
     token = read_mask_token_id(case.config)
     where = "dflash_config.mask_token_id" if case.family == "dflash" else "mask_token_id"

@@ -212,3 +212,11 @@ def test_the_rotary_setting_of_older_exporters(tmp_path: Path) -> None:
     assert not any(
         i.severity == "error" for i in check(build_envelope(tmp_path / "d", layer=layer)).findings
     )
+
+
+def test_an_envelope_without_k_is_told_once(tmp_path: Path) -> None:
+    """No family can be told then; nothing about masked slots, which it never spoke of."""
+    settings = {**SETTINGS, "proposal_methods": [{"proposal_type": "greedy"}]}
+    folder = build_envelope(tmp_path / "d", speculators_config=settings)
+    rules = {i.rule for i in check(folder).findings if i.severity == "error"}
+    assert rules == {"spec.missing"}
