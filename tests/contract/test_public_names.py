@@ -281,6 +281,7 @@ NAMES: dict[str, list[str]] = {
         "cache_folder",
         "describe_target",
         "read_target",
+        "read_weight_headers",
         "resolve_target",
         "verify_target",
     ],

@@ -15,8 +15,7 @@ from paceline.draft import HEAD_TARGET, Scheme
 from paceline.errors import PlanError, TargetError
 from paceline.quantize.schemes import build_group, build_settings, require_group
 from paceline.safetensors_header import TensorInfo
-from paceline.target import TargetFacts
-from paceline.target.weights import read_weight_headers
+from paceline.target import TargetFacts, read_weight_headers
 
 __all__ = ["TARGET_METHODS", "TargetPlan", "build_target_settings", "plan_target"]
 

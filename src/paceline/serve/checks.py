@@ -19,7 +19,7 @@ from paceline.serve.install import require_vllm
 from paceline.serve.model_free import check_model_free, is_model_free
 from paceline.serve.parallel import check_parallel, is_parallel
 from paceline.serve.plan import Plan, kv_bytes_per_token
-from paceline.target.weights import read_weight_headers
+from paceline.target import read_weight_headers
 
 __all__ = ["check_plan"]
 
