@@ -1,7 +1,11 @@
-"""One process of a run that test_ranks.py starts through torchrun: `rank_process.py JOB.json`.
+"""One process of a run of test_ranks.py, or with --launch N the launcher of N of them.
 
-JOB: target, data, out, recipe (as tiny.make_recipe takes it), log, and what is to go wrong where.
-The first process appends one line a step to the log.
+    rank_process.py JOB.json
+    rank_process.py --launch N [--machines M --meet-at HOST:PORT] JOB.json
+
+JOB: target, data, out, log, recipe (as tiny.make_recipe takes it), and what is to go wrong: `fault`
+at the batch number `at` that process `rank` prepares. The first process appends one line a step to
+the log.
 """
 
 from __future__ import annotations
@@ -10,71 +14,89 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from tiny import make_recipe
+import typer
 
 from paceline.cli import main
 from paceline.cli.app import app
-from paceline.target import read_target
-from paceline.train import train_draft
-from paceline.train.batches import build_batch
-from paceline.train.loop import Progress
-
-JOB: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-RANK = int(os.environ.get("RANK", "0"))
 
 
-def show(progress: Progress) -> None:
-    with open(JOB["log"], "a") as file:
-        line = [progress.step, progress.loss, progress.position_accuracy, progress.row_ids]
-        file.write(json.dumps(line) + "\n")
-    if progress.step == JOB.get("stop_after"):
-        os.killpg(os.getpgid(os.getppid()), signal.SIGINT) if JOB.get("all") else os.kill(
-            os.getpid(), signal.SIGKILL
-        )
-
-
-def break_this_rank() -> None:
-    """An error, a fault or a death in the middle of a run, on one process alone."""
-    import paceline.train.prepare as prepare
+def break_off(fault: str) -> None:
     from paceline.errors import DataError
 
-    left = int(JOB["break_after"])
+    if fault == "error":
+        raise DataError("the disk gave other rows", where="rows.jsonl:7", fix="Look at it.")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(600)
+    raise ZeroDivisionError("a fault of ours")
 
-    def build(rows: Any, **settings: Any) -> Any:
+
+def arm(job: dict[str, Any]) -> None:
+    """Breaks this process alone, in the middle of a run."""
+    from paceline.train import prepare
+
+    build, left = prepare.build_batch, int(job["at"])
+
+    def build_batch(rows: Any, **settings: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            if JOB["break_how"] == "error":
-                raise DataError("the disk gave other rows", where="rows.jsonl:7", fix="Look at it.")
-            if JOB["break_how"] == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ZeroDivisionError("a fault of ours")
-        return build_batch(rows, **settings)
+            break_off(job["fault"])
+        return build(rows, **settings)
 
-    prepare.build_batch = build
+    prepare.build_batch = build_batch
 
 
 @app.command("rank-process")
-def rank_process() -> None:
+def rank_process(
+    path: Path, launch: int = 0, machines: int = 1, meet_at: str | None = None
+) -> None:
+    from paceline.train import current_rank, launch_training, train_draft
+
+    if launch:
+        from paceline.train import launch as launcher
+
+        launcher._COMMAND = (__file__,)
+        code = launch_training(
+            [str(path)],
+            num_processes=launch,
+            num_machines=machines,
+            meet_at=meet_at,
+            device="cpu",
+        )
+        raise typer.Exit(code)
+    import torch
+    from tiny import make_recipe
+
+    from paceline.target import read_target
+
+    job = json.loads(path.read_text())
     torch.set_num_threads(1)
-    if JOB.get("break_rank") == RANK:
-        break_this_rank()
+    if job.get("rank") == current_rank():
+        arm(job)
+
+    def show(progress: Any) -> None:
+        with open(job["log"], "a") as file:
+            file.write(json.dumps([progress.step, progress.loss, progress.row_ids]) + "\n")
+        time.sleep(job.get("pause_s", 0.0))
+
     train_draft(
-        make_recipe(**JOB["recipe"]),
-        target=read_target(JOB["target"]),
-        data_dir=JOB["data"],
-        out_dir=JOB["out"],
+        make_recipe(**job.get("recipe", {})),
+        target=read_target(job["target"]),
+        data_dir=job["data"],
+        out_dir=job["out"],
         device="cpu",
-        resume=JOB.get("resume", False),
-        sharded_target=JOB.get("sharded_target", False),
+        resume=job.get("resume", False),
+        sharded_target=job.get("sharded_target", False),
         on_progress=show,
     )
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = ["rank-process"]
+    sys.argv.insert(1, "rank-process")
     main()
