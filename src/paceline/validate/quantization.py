@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.draft import QUANTIZABLE, canonical_name
-from paceline.problems import show_value
-from paceline.validate.case import Case
 from paceline.draft.patterns import (
     MAX_LENGTH,
     MAX_PATTERNS,
@@ -18,6 +16,8 @@ from paceline.draft.patterns import (
     matches_name,
     parse_pattern,
 )
+from paceline.problems import show_value
+from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
 __all__ = ["check_quantization"]

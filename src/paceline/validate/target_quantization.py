@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
 from paceline.problems import show_value
 from paceline.validate.case import Case
-from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
 from paceline.validate.report import Finding, finding
 
 __all__ = ["check_target_quantization"]

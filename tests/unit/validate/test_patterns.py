@@ -12,8 +12,8 @@ from builders import build_draft, build_target_facts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.validate import validate_draft
 from paceline.draft.patterns import matches_name, parse_pattern
+from paceline.validate import validate_draft
 
 ATOMS = st.sampled_from(
     ["a", "b", "_", "-", "7", ".", ".*", ".+", r"\.", r"\d", r"\d+", "[0-9]", "[0-9]*"]
