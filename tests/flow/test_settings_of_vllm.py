@@ -102,3 +102,11 @@ def test_what_passes_here_is_taken_by_vllm(tmp_path: Path) -> None:
         if error not in (None, "another")
     ]
     assert refused == []
+
+
+def test_the_names_that_vllm_reads_are_those_of_the_installed_one() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "write_config_names.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stderr} run python scripts/write_config_names.py"
