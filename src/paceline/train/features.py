@@ -66,6 +66,8 @@ def load_frozen_target(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    # Gated DeltaNet without its CUDA kernels: correct, and meant to be so on a CPU.
+    transformers_logging.get_logger("transformers.integrations.hub_kernels").setLevel("ERROR")
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

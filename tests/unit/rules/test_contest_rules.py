@@ -13,7 +13,7 @@ EMC2 = read_rules("emc2-2027")
 
 
 def test_bundled_rules() -> None:
-    assert list_rules() == ("demo", "emc2-2027")
+    assert list_rules() == ("demo", "emc2-2027", "pocket")
 
 
 def test_published_constants() -> None:
@@ -60,14 +60,21 @@ def test_every_unpublished_value_is_provisional() -> None:
     assert set(EMC2.provisional) <= names
 
 
-def test_demo_is_the_contest_in_miniature() -> None:
-    demo = read_rules("demo")
+@pytest.mark.parametrize("name", ["demo", "pocket"])
+def test_rules_of_this_project_are_the_contest_in_miniature(name: str) -> None:
+    demo = read_rules(name)
     assert demo.weights == EMC2.weights
     assert demo.context_tokens == EMC2.context_tokens
     assert demo.sampling.temperature == 0
     assert demo.speculation.entry_num_speculative_tokens == 3
     assert demo.speculation.baseline_num_speculative_tokens == 3
     assert demo.provisional == ()
+
+
+def test_pocket_is_measured_against_its_own_head() -> None:
+    pocket = read_rules("pocket")
+    assert pocket.target.name == "pocket"
+    assert pocket.speculation.baseline_family == EMC2.speculation.baseline_family == "mtp"
 
 
 def test_describe_marks_provisional() -> None:
