@@ -169,18 +169,29 @@ def _leaves_plain(scheme: Scheme, family: str, name: str) -> bool:
 
     It matches whole names, or patterns from the beginning, against its own modules: `model.` before
     all but the head, q, k, v and gate, up in one. A whole model is also told by its parts, and
-    stops where they differ. An EAGLE-3 draft counts its layers on from the target's last; here from
-    0.
+    stops where they differ. An EAGLE-3 or DFlash draft counts its layers on from the target's last,
+    so an entry that goes by a layer's number fits one length of target alone. Raises DraftError.
     """
     module = re.sub(r"^midlayer\.", "layers.0.", name.removesuffix(".weight"))
     if family == "draft_model":
-        names = [module]
-    else:
-        fused = re.sub(r"\.[qkv]_proj$", ".qkv_proj", module)
-        names = [f"model.{re.sub(r'[.](gate|up)_proj$', '.gate_up_proj', fused)}"]
-    if any(known in scheme.ignore for known in names):
-        return True
-    return any(matches_name(steps, known) for steps in scheme.patterns for known in names)
+        return _is_ignored(scheme, module)
+    fused = re.sub(r"\.[qkv]_proj$", ".qkv_proj", module)
+    fused = f"model.{re.sub(r'[.](gate|up)_proj$', '.gate_up_proj', fused)}"
+    far = re.sub(r"layers\.(\d+)", r"layers.900\1", fused)  # the same on a very long target
+    is_plain = _is_ignored(scheme, fused)
+    if is_plain != _is_ignored(scheme, far):
+        raise _refuse(
+            f"for '{module}' the list of ignored modules",
+            ".ignore",
+            "a layer by its number, and vLLM counts a draft's layers on from the target's last",
+            "patterns that hold for every number, such as re:.*down_proj",
+        )
+    return is_plain
+
+
+def _is_ignored(scheme: Scheme, module: str) -> bool:
+    by_pattern = any(matches_name(steps, module) for steps in scheme.patterns)
+    return module in scheme.ignore or by_pattern
 
 
 def _read_group(weights: Mapping[str, Any], kind: str, has_inputs: bool) -> int | None:

@@ -269,7 +269,8 @@ def test_int4_in_groups() -> None:
         ("eagle3", "re:.*q_proj", ()),  # vLLM knows q, k, v as one
         ("eagle3", "re:.*qkv_proj", ("q_proj", "k_proj", "v_proj")),
         ("eagle3", "midlayer.mlp.down_proj", ()),  # by no name of vLLM's
-        ("eagle3", "model.layers.0.mlp.down_proj", ("down_proj",)),
+        ("eagle3", "re:model.layers.*.mlp.down_proj", ("down_proj",)),
+        ("draft_model", "model.layers.0.mlp.down_proj", ("down_proj",)),
         ("eagle3", "fc", ()),
         ("eagle3", "model.fc", ("fc",)),
         ("draft_model", "re:.*q_proj", ("q_proj",)),
@@ -286,6 +287,14 @@ def test_what_an_ignore_list_leaves_plain(family: str, entry: str, plain: tuple[
         if rule.is_linear and name.endswith(".weight") and f"{name}_scale" not in rules
     }
     assert found == set(plain)
+
+
+@pytest.mark.parametrize("entry", ["model.layers.0.mlp.down_proj", "re:.*layers\\.0\\..*"])
+def test_an_ignored_layer_by_its_number(entry: str) -> None:
+    """vLLM calls it model.layers.30 on a target of 30 layers, and never 0."""
+    settings = {**quantize("float", 8, None), "ignore": [entry]}
+    with pytest.raises(DraftError, match="counts a draft's layers on"):
+        build_contract("eagle3", {**SMOL, "quantization_config": settings}).rules_for(())
 
 
 @pytest.mark.parametrize(
