@@ -97,7 +97,15 @@ def load_draft_module(draft: Draft) -> DraftModule:
             expected=f"one of {list(FAMILIES)}",
         )
     module = FAMILIES[draft.family].build_module(draft.config)
-    tensors = {name: t for name, t in load_draft_tensors(draft).items() if name != "t2d"}
+    tensors = load_draft_tensors(draft)
+    odd = sorted(set(tensors) ^ set(module.state_dict()))
+    if odd:
+        what = "has no place for" if odd[0] in tensors else "needs"
+        raise DraftError(
+            f"the draft cannot be replayed: Paceline's own forward {what} tensor '{odd[0]}'",
+            where=str(draft.path),
+            expected="a draft of the shape that Paceline trains, embeddings shared",
+        )
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)
 

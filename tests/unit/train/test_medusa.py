@@ -174,3 +174,35 @@ def test_the_config_is_the_targets_width_and_vocabulary(target: TargetFacts) -> 
     assert [key for key in config if "num" in key and "heads" in key] == ["num_heads"]
     with pytest.raises(DraftError, match="0 residual layers"):
         build_medusa_config(target, num_heads=4, num_layers=0)
+
+
+def test_names_of_old_checkpoints_and_tensors_that_vllm_drops_are_read(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    """medusa_heads.H.L.linear, the output matrix as the last layer of the first head."""
+    import json
+
+    from safetensors.torch import save_file
+
+    from paceline.train.replay import load_draft_module
+
+    made = train_draft(
+        recipe(optim__num_steps=2),
+        target=target,
+        data_dir=data_dir,
+        out_dir=tmp_path / "d",
+        device="cpu",
+    )
+    path = made.path / "model.safetensors"
+    tensors = load_file(str(path))
+    old = {
+        name.replace("blocks.", "medusa_heads.").replace(".layers.0.", ".0.linear."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("blocks.")
+    }
+    old["medusa_heads.0.1.weight"] = tensors["lm_head.weight"]
+    save_file(old, str(path), metadata={"format": "pt"})
+    module = load_draft_module(read_draft(made.path))
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, tensors[name].float())
+    assert json.loads((made.path / "config.json").read_text())["original_lm_head"] is True

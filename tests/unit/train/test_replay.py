@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import make_recipe
 
-from paceline.draft import Draft
-from paceline.errors import ResultError
+from paceline.draft import Draft, read_draft
+from paceline.errors import DraftError, ResultError
 from paceline.target import TargetFacts
 from paceline.train import replay_draft, train_draft
 from paceline.train.entry import simulate_draft
@@ -141,3 +141,21 @@ def test_simulation_takes_the_steps_a_server_takes(draft: Draft, target: TargetF
         assert tuple(served[: len(walked) - 1]) == walked[:-1]
         assert len(served) - len(walked) in (0, 1)  # a last step may deliver nothing to judge
     assert simulate_draft(draft, target, [([5, 6], [7])], dtype="float32") == [()]
+
+
+def test_a_draft_of_another_shape_is_refused_by_name(draft: Draft, tmp_path: Path) -> None:
+    """vLLM serves embeddings of the draft's own; the trainer's forward has the target's."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "own"
+    shutil.copytree(draft.path, path)
+    tensors = load_file(str(path / "model.safetensors"))
+    own = {**tensors, "embed_tokens.weight": torch.zeros(64, 32, dtype=torch.bfloat16)}
+    save_file(own, str(path / "model.safetensors"), metadata={"format": "pt"})
+    with pytest.raises(DraftError, match=r"has no place for tensor .embed_tokens"):
+        load_draft_module(read_draft(path))
+    rotary = {"midlayer.self_attn.rotary_emb.inv_freq": torch.zeros(4)}  # vLLM drops it
+    save_file({**tensors, **rotary}, str(path / "model.safetensors"), metadata={"format": "pt"})
+    load_draft_module(read_draft(path))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.draft import Draft, dequantize_tensors, read_tensors
+from paceline.draft import Draft, build_contract, dequantize_tensors, read_tensors
 from paceline.errors import RecipeError
 from paceline.train.families.eagle3 import Eagle3
 from paceline.train.families.module import DraftModule
@@ -87,14 +87,19 @@ def start_from_target(
 
 
 def load_draft_tensors(draft: Draft) -> dict[str, Tensor]:
-    """All tensors of a draft folder under their canonical names, on the CPU; quantised matrices as
-    the plain ones that they stand for."""
-    return dequantize_tensors(read_tensors(draft))
+    """The tensors of a draft folder that vLLM reads, under their canonical names, on the CPU;
+    quantised matrices as the plain ones that they stand for."""
+    rules = build_contract(draft.family, draft.config).tensors
+    return {
+        name: tensor
+        for name, tensor in dequantize_tensors(read_tensors(draft)).items()
+        if name != "t2d" and not (name in rules and rules[name].unread)
+    }
 
 
 def start_from_draft(module: DraftModule, draft: Draft) -> None:
     """Copies a folder's weights; every shape must be the recipe's. Raises RecipeError."""
-    tensors = {n: t for n, t in load_draft_tensors(draft).items() if n != "t2d"}
+    tensors = load_draft_tensors(draft)
     state: dict[str, Any] = module.state_dict()
     for name, tensor in state.items():
         given = tensors.get(name)
