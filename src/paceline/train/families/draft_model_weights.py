@@ -9,12 +9,11 @@ from torch import Tensor
 
 from paceline.errors import RecipeError
 from paceline.train.families.draft_model import DraftModel
+from paceline.train.families.eagle3_weights import has_centred_norms
 from paceline.train.features import FrozenTarget
 
 __all__ = ["cut_from_target", "spread_layers", "start_draft_model_random", "take_ends"]
 
-# Model types whose norms scale by 1 + weight; a Llama draft's scale by the weight.
-_CENTRED_NORMS = ("qwen3_5", "qwen3_next")
 _SAME_LAYER = ("llama", "qwen3")
 
 
@@ -32,7 +31,7 @@ def start_draft_model_random(module: DraftModel, seed: int) -> None:
 def take_ends(module: DraftModel, frozen: FrozenTarget) -> list[str]:
     """Embeddings, output matrix and final norm of the target, where the widths are the same."""
     norm: Tensor = frozen.backbone.norm.weight
-    if getattr(frozen.backbone.config, "model_type", "").startswith(_CENTRED_NORMS):
+    if has_centred_norms(frozen):
         norm = norm + 1.0
     source = {"model.embed_tokens.weight": frozen.embedding_VD, "model.norm.weight": norm}
     if module.lm_head is not None:
