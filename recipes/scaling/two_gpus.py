@@ -154,7 +154,7 @@ def own_share(prompts: PromptSet, index: int, of: int) -> PromptSet:
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in RECIPES:
+    for name in args.only or RECIPES:
         prepare_rows(args, name)
         runs = {}
         for run, (num, source) in RUNS.items():
@@ -164,7 +164,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             if source is not None:
                 kept = beside(args.work / "drafts" / f"{name}-{source}", ".half")
                 shutil.copytree(kept, beside(out, ".checkpoint"))
-            words = ["--worker", "train", "--family", name, "--run", run]
+            words = ["--worker", "train", "--family", name, "--leg", run]
             began = time.monotonic()
             finish([start(args, words, num=num)])
             runs[run] = {
@@ -226,7 +226,7 @@ def train_worker(args: argparse.Namespace) -> None:
     import torch
 
     name, target = args.family, getattr(args, args.family)
-    recipe, out = scaled(args, name), args.work / "drafts" / f"{name}-{args.run}"
+    recipe, out = scaled(args, name), args.work / "drafts" / f"{name}-{args.leg}"
     lengths = {row.row_id: len(row.input_ids) for row in read_rows(args.work / f"data-{name}")}
     steps: list[dict[str, Any]] = []
 
@@ -245,7 +245,7 @@ def train_worker(args: argparse.Namespace) -> None:
         if progress.step == args.num_steps // 2 and not half.exists():
             shutil.copytree(beside(out, ".checkpoint"), half)
 
-    if args.run in ("one", "two"):
+    if args.leg in ("one", "two"):
         shutil.rmtree(beside(out, ".half"), ignore_errors=True)
     draft = train_draft(
         recipe,
@@ -253,7 +253,7 @@ def train_worker(args: argparse.Namespace) -> None:
         data_dir=args.work / f"data-{name}",
         out_dir=out,
         device=args.device,
-        resume=args.run not in ("one", "two"),
+        resume=args.leg not in ("one", "two"),
         on_progress=note,
     )
     cuda = args.device == "cuda"
@@ -314,10 +314,13 @@ def compare(runs: dict[str, Any]) -> dict[str, Any]:
 def accept(args: argparse.Namespace) -> dict[str, Any]:
     workers = [
         start(args, ["--worker", "accept", "--family", name], gpu=number if not args.tiny else None)
-        for number, name in enumerate(RECIPES)
+        for number, name in enumerate(args.only or RECIPES)
     ]
     finish(workers)
-    return {name: json.loads((args.work / f"accept-{name}.json").read_text()) for name in RECIPES}
+    return {
+        name: json.loads((args.work / f"accept-{name}.json").read_text())
+        for name in args.only or RECIPES
+    }
 
 
 def accept_worker(args: argparse.Namespace) -> None:
@@ -420,6 +423,7 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("/tmp/two-gpus"))
     parser.add_argument("--data", type=Path, help="rows of smollm2, in place of stage answers")
     parser.add_argument("--stage", choices=[*STAGES], action="append", help="one or more; all")
+    parser.add_argument("--only", choices=[*RECIPES], action="append", help="one target; both")
     parser.add_argument("--num-prompts", type=int, default=6000)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--num-seqs", type=int, default=512, help="in flight in one engine")
@@ -430,7 +434,7 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--of", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--family", choices=[*RECIPES], help=argparse.SUPPRESS)
-    parser.add_argument("--run", choices=[*RUNS], help=argparse.SUPPRESS)
+    parser.add_argument("--leg", choices=[*RUNS], help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.device, args.threads = ("cpu", 1) if args.tiny else ("cuda", None)
     if args.tiny:
