@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["make_prompts", "make_toy_hybrid"]
+__all__ = ["make_prompts", "make_texts", "make_toy_hybrid"]
 
 _VOCAB = 128
 _LETTERS = range(3, 27)
@@ -49,6 +49,13 @@ def make_prompts(count: int) -> list[tuple[int, ...]]:
             text = prompts[-1][: len(prompts[-1]) // 2] + text
         prompts.append(text)
     return prompts
+
+
+def make_texts(count: int, num_tokens: int) -> list[tuple[int, ...]]:
+    """Texts of that language, as long as asked for."""
+    language = _Language()
+    language.rng.seed(2)
+    return [tuple(language.write(num_tokens)) for _ in range(count)]
 
 
 def make_toy_hybrid(folder: Path, *, num_steps: int = 70) -> Path:

@@ -19,7 +19,15 @@ from paceline.problems import show_value
 __all__ = ["FACTOR_KEYS", "Assumption", "expected_length", "parse_assumption"]
 
 # Settings that make a draft cheaper and never better: a space that varies one must say its price.
-FACTOR_KEYS = ("draft_vocab_size", "weights", "window", "kv_dtype", "num_taps", "one_head")
+FACTOR_KEYS = (
+    "draft_vocab_size",
+    "weights",
+    "window",
+    "kv_dtype",
+    "num_taps",
+    "one_head",
+    "parallel",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

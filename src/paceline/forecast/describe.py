@@ -68,7 +68,7 @@ def _design(design: Design) -> list[tuple[str, str]]:
         if field.name == "stated" or value in (0, False, ""):
             continue
         source = "" if field.name in ("family", *design.stated) else "  (from the target)"
-        if field.name in ("weights", "kv_dtype", "num_layers", "num_taps", "one_head"):
+        if field.name in ("weights", "kv_dtype", "num_layers", "num_taps", "one_head", "parallel"):
             source = source and "  (default)"
         if field.name == "num_heads" and source:
             source = "  (the target's, or the most that divide hidden_size)"

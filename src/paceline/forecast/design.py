@@ -41,7 +41,7 @@ _TAPPED = (*_ATTENTION, "num_taps", "draft_vocab_size", "own_embedding", "own_he
 # The keys of each family besides `family` and `num_speculative_tokens`.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "mtp": (),
-    "eagle3": _TAPPED,
+    "eagle3": (*_TAPPED, "parallel"),
     "medusa": ("num_layers", "draft_vocab_size", "one_head"),
     "draft_model": (*_ATTENTION, "own_head"),
     "dflash": _TAPPED,
@@ -62,7 +62,7 @@ _WHY_NOT = {
 }
 _LLAMA_LAYERS = ("eagle3", "draft_model")
 _ALL_KEYS = sorted({key for keys in FAMILIES.values() for key in keys})
-_FLAGS = ("own_embedding", "own_head", "one_head")
+_FLAGS = ("own_embedding", "own_head", "one_head", "parallel")
 _WORDS = {"weights": WEIGHT_FORMATS, "kv_dtype": tuple(_KV_DTYPES)}
 
 
@@ -72,8 +72,9 @@ class Design:
 
     weights: format of the linear layers; group_size: inputs that share a scale (0: one scale a
     row). window: 0 for full attention. own_embedding, own_head: stored with the draft, not shared
-    with the target. one_head: medusa's heads end in one stored output matrix. stated: keys that
-    the file gives; all others came from the target or from vLLM's defaults.
+    with the target. one_head: medusa's heads end in one stored output matrix. parallel: an eagle3
+    draft fills its K slots in one pass (P-EAGLE). stated: keys that the file gives; all others came
+    from the target or from vLLM's defaults.
     """
 
     family: str
@@ -92,10 +93,16 @@ class Design:
     own_embedding: bool = False
     own_head: bool = False
     one_head: bool = False
+    parallel: bool = False
     weights: str = "bf16"
     group_size: int = 0
     kv_dtype: str = "bfloat16"
     stated: tuple[str, ...] = ()
+
+    @property
+    def is_one_pass(self) -> bool:
+        """All K tokens come from one pass of the draft."""
+        return self.parallel or self.family in ("medusa", "dflash")
 
     @property
     def has_draft_vocabulary(self) -> bool:

@@ -61,6 +61,7 @@ def build_draft_config(design: Design, shape: TargetShape) -> dict[str, Any]:
             "norm_before_residual": False,
             "eagle_aux_hidden_state_layer_ids": taps,
             "num_aux_hidden_states": len(taps),
+            **({"mask_token_id": design.vocab_size - 1} if design.parallel else {}),
         }
     config |= {
         "architectures": ["DFlashDraftModel"],

@@ -185,13 +185,16 @@ def _eagle3(design: Design, shape: TargetShape) -> list[DraftTensor]:
         "draft_vocab_size": design.draft_vocab_size,
         "num_aux_hidden_states": design.num_taps,
     }
+    if design.parallel:
+        config["mask_token_id"] = design.vocab_size - 1
     own = {"lm_head.weight": design.own_head, "embed_tokens.weight": design.own_embedding}
     parts = {"fc.weight": "fuse", "lm_head.weight": "head", "embed_tokens.weight": "embedding"}
     found = []
     for name, rule in build_contract("eagle3", config).tensors.items():
         if name == "t2d" or rule.unread or not own.get(name, True):
             continue
-        part = "norm" if len(rule.shape) == 1 else "layers"
+        is_small = len(rule.shape) == 1 or name == "mask_hidden"
+        part = "norm" if is_small else "layers"
         part = "map" if name == "d2t" else parts.get(name, part)
         found.append(_tensor(name, part, *rule.shape))
     return found
@@ -222,11 +225,21 @@ def _stored_bytes(tensor: DraftTensor, design: Design, shape: TargetShape) -> in
     return packed + 2 * rows * (columns // group) + 16  # 16-bit scales; the shape as two int64
 
 
+def _dflash_copies(design: Design) -> int:
+    """Numbers that vLLM holds beside a DFlash draft's file: an embedding for the mask, the norms of
+    the keys side by side and, of 16-bit weights, the key and value matrices once more."""
+    keys = 2 * design.num_kv_heads * design.head_dim * design.hidden_size
+    each = design.head_dim + (keys if design.weights == "bf16" else 0)
+    return design.hidden_size + design.num_layers * each
+
+
 def _buffers_bytes(design: Design, shape: TargetShape, context_tokens: int) -> int:
     """Rotary tables that the target does not already hold, and the attention scales."""
     if not design.num_kv_heads:
         return 0
     scales = _ATTENTION_SCALES_BYTES * design.num_layers
+    if design.family == "dflash":
+        scales += _dflash_copies(design) * shape.dtype_bytes
     facts = shape.facts
     rope = facts.rope_parameters
     same = (

@@ -52,8 +52,7 @@ def measure_work(
         own = draft_layers(design, shape, block_tokens)
         cache = sum(c.page_bytes / c.block_tokens * min(tokens, c.window or tokens) for c in own)
         one_pass = sizes.pass_bytes + round(cache)
-        parallel = design.family in ("medusa", "dflash")
-        passes = 0 if design.family in ("ngram", "suffix") else 1 if parallel else k
+        passes = 0 if design.family in ("ngram", "suffix") else 1 if design.is_one_pass else k
         pass_bytes = passes * one_pass + sizes.fuse_bytes
         layers = passes * design.num_layers
         if design.family == "medusa":  # all heads in one pass; a common matrix is read K times

@@ -39,15 +39,16 @@ class Inspector:
         weights, names_w, shared_w = _count(draft.named_parameters(), owned)
         packed = _packed_linears(draft, runner.get_model())
         buffers, names_b, shared_b = _count(draft.named_buffers(), owned)
+        copies = _count_copies(draft)
         pool, plain = measure_pool(runner, draft, context_tokens)
         return {
             "context_tokens": context_tokens,
             "weights_bytes": weights + sum(packed.values()),
-            "buffers_bytes": buffers,
+            "buffers_bytes": buffers + sum(copies.values()),
             "kv_bytes": pool["kv_bytes"] - plain["kv_bytes"],
             "state_bytes": pool["state_bytes"] - plain["state_bytes"],
             "shared": sorted({*shared_w, *shared_b}),
-            "tensors": {**names_w, **packed, **names_b},
+            "tensors": {**names_w, **packed, **names_b, **copies},
         }
 
     def paceline_pool(self, context_tokens: int) -> list[dict[str, Any]]:
@@ -131,6 +132,17 @@ def _count(named: Any, owned: set[int]) -> tuple[int, dict[str, int], list[str]]
             own[name] = storage.nbytes()
             total += own[name]
     return total, own, shared
+
+
+def _count_copies(draft: Any) -> dict[str, int]:
+    """What DFlash makes of its weights once they are loaded, as plain tensors: name -> bytes."""
+    found: dict[str, int] = {}
+    for prefix, module in draft.named_modules():
+        for name in ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights"):
+            tensor = vars(module).get(name)
+            if tensor is not None:
+                found[f"{prefix}.{name}"] = tensor.untyped_storage().nbytes()
+    return found
 
 
 def _packed_linears(draft: Any, target: Any) -> dict[str, int]:

@@ -120,6 +120,11 @@ def build_plan(
 
     is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
     runner = "v1" if is_v1 or needs_runner_v1(draft) else "v2"
+    if device == "cuda" and needs_runner_v1(draft):
+        notes.append(
+            "vLLM's V2 runner drafts in parallel for dflash alone: this draft runs on the V1"
+            " runner, and its times are not only its own"
+        )
     if device == "cuda" and method == "none":
         runner = "v2"
     engine_args: dict[str, Any] = {

@@ -126,6 +126,34 @@ def test_quantised_bytes_by_hand(smollm2: TargetShape) -> None:
     assert weights("w4a16", "group_size = 64\n") == matrices // 2 + 2 * scales + 8 * 16 + norms
 
 
+def test_dflash_holds_more_than_its_file(smollm2: TargetShape) -> None:
+    """vLLM keeps the key and value matrices of 16-bit weights twice, a row for the mask, and the
+    norms of the keys side by side; a started engine of one layer: 9,074,560 bytes of weights."""
+    text = 'family = "dflash"\nnum_speculative_tokens = 3\nnum_layers = {}\nweights = "{}"\n'
+    for layers, weights, copies in (
+        (1, "bf16", 2 * 192 * 576 + 64),
+        (2, "bf16", 2 * (2 * 192 * 576 + 64)),
+        (2, "fp8", 2 * 64),
+    ):
+        design = parse_design(text.format(layers, weights), smollm2)
+        sizes = measure_memory(design, smollm2, context_tokens=16384, plan=CachePlan()).sizes
+        assert sizes.buffers_bytes == 16 * layers + 2 * (576 + copies)
+        if (layers, weights) == (1, "bf16"):
+            assert sizes.weights_bytes == 9_074_560 - 2 * 576
+
+
+def test_parallel_eagle3_brings_a_state_for_its_masks(smollm2: TargetShape) -> None:
+    text = 'family = "eagle3"\nnum_speculative_tokens = 3\nparallel = {}\nweights = "{}"\n'
+
+    def weights(parallel: str, name: str) -> int:
+        design = parse_design(text.format(parallel, name), smollm2)
+        memory = measure_memory(design, smollm2, context_tokens=16384, plan=CachePlan())
+        return memory.sizes.weights_bytes
+
+    for name in ("bf16", "fp8"):
+        assert weights("true", name) - weights("false", name) == 3 * 576 * 2
+
+
 def test_load_peak_holds_the_matrices_that_are_shared_later() -> None:
     design = parse_design(MTP.format(3), QWEN)
     sizes = measure_memory(design, QWEN, context_tokens=16384, plan=CachePlan()).sizes

@@ -75,6 +75,7 @@ def test_work_of_the_native_head_by_hand() -> None:
         ('family = "eagle3"\nnum_layers = 2', 4, 8, 4),
         ('family = "medusa"\nnum_layers = 2', 1, 8, 4),  # one matrix, read for each head
         ('family = "dflash"\nnum_layers = 2', 1, 2, 1),
+        ('family = "eagle3"\nnum_layers = 2\nparallel = true', 1, 2, 1),
         ('family = "ngram"', 0, 0, 0),
     ],
 )
