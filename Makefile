@@ -6,6 +6,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
+# Unit tests side by side, a thread each; engines have both cores to themselves.
+UNIT := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/contract
+
 .PHONY: env demo test check bench test-gpu format
 .DEFAULT_GOAL := env
 
@@ -19,14 +22,15 @@ demo: env
 	$(BIN)/paceline demo --out runs/demo
 
 test: env
-	$(BIN)/python -m pytest -q -m "not gpu"
+	$(UNIT)
+	$(BIN)/python -m pytest -q -m "not gpu" tests/flow
 
 check: env
 	$(BIN)/ruff format --check src tests scripts bench recipes
 	$(BIN)/ruff check src tests scripts bench recipes
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q tests/unit tests/contract
+	$(UNIT)
 
 bench: env
 	$(BIN)/python bench/run.py
