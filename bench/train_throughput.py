@@ -50,7 +50,7 @@ def write_rows(folder: Path, target: TargetFacts, *, num_rows: int, length: int)
             size = length * draw.randint(7, 13) // 10
             ids = [draw.choice(frequent) for _ in range(size)]
             row = {"id": str(number), "category": "chat", "input_ids": ids}
-            row |= {"loss_spans": [[size // 5, size]], "finish_reason": "stop"}
+            row |= {"loss_spans": [[size // 5, size]], "finish_reason": "length"}
             file.write(json.dumps(row) + "\n")
     facts = ("tokenizer_sha256", "chat_template_sha256", "weights_fingerprint")
     record = {

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
+from paceline.errors import RecipeError, StorageError
 from paceline.records import atomic_folder, read_json, storage_errors, write_json
 from paceline.train.ranks import Ranks
 from paceline.train.sharding import spread, whole
@@ -31,6 +31,7 @@ __all__ = [
     "checkpoint_path",
     "read_checkpoint",
     "remove_checkpoint",
+    "require_room",
     "restore",
     "restore_moments",
     "restore_weights",
@@ -56,6 +57,22 @@ def checkpoint_path(out_dir: str | Path) -> Path:
     """Beside the draft folder, since a draft folder holds a draft and nothing else."""
     out_dir = Path(out_dir)
     return out_dir.with_name(out_dir.name + ".checkpoint")
+
+
+def require_room(path: Path, module: nn.Module) -> None:
+    """Raises StorageError when the disk cannot hold what training writes: a checkpoint and the next
+    one beside it (weights and two moments in float32), then the draft in 16 bit."""
+    num = sum(parameter.numel() for parameter in module.parameters())
+    needed = num * (2 * 3 * 4 + 2)
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageError(
+            f"the disk has no room for checkpoints: {free / 1e3:,.0f} kB are free",
+            where=str(folder),
+            expected=f"{needed / 1e3:,.0f} kB for {num:,} parameters",
+            fix="Free some space, or choose another --out.",
+        )
 
 
 def write_checkpoint(

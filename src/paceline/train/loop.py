@@ -32,6 +32,7 @@ from paceline.train.checkpoint import (
     checkpoint_path,
     read_checkpoint,
     remove_checkpoint,
+    require_room,
     restore_moments,
     restore_weights,
     write_checkpoint,
@@ -158,6 +159,8 @@ def _train(
     frozen = load_frozen_target(setup.target, device=place, dtype=dtype)
     module, taken = setup.build_module(frozen)
     shape = copy.deepcopy(module).to("meta")
+    if ranks.is_first:
+        require_room(checkpoint_path(out_dir), shape)
     if sharded_target:
         frozen = shard_target(frozen, ranks)
     if checkpoint is not None:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from paceline.data import Row
+from paceline.errors import DataError
 from paceline.train.anchors import sample_anchors
 from paceline.train.batches import Batch, build_batch, plan_batches, split_rows
-from paceline.train.features import FrozenTarget, likeliest
+from paceline.train.features import FrozenTarget, TextFeatures, likeliest
 from paceline.train.ranks import Ranks
 from paceline.train.recipe import Recipe
 
@@ -180,6 +181,12 @@ class BatchSource:
                 sums[2] += len(part.labels_M)
         sums[3] = float(sum(part.num_bytes for part in parts) > self._free_bytes)
         total, inside, supervised, full = self._ranks.sum(sums)
+        if total == 0.0:
+            raise DataError(
+                "a batch has nothing to learn from: none of its supervised tokens is in the "
+                f"draft's vocabulary (rows {', '.join(self.row_ids(number)[:8])})",
+                fix="Raise draft.draft_vocab_size, or optim.tokens_per_batch.",
+            )
         scale = torch.tensor(max(total, 1e-9), dtype=torch.float32, device=self._device)
         shared = tuple(
             dataclasses.replace(
@@ -192,6 +199,18 @@ class BatchSource:
         )
         return shared, not full
 
+    def _require_finite(self, features: TextFeatures, batch: Batch) -> None:
+        """Raises DataError for the row whose states would make every loss of its batch NaN."""
+        for states in (features.taps_BTF, features.final_BTD):
+            finite = states.isfinite().flatten(1).all(1).tolist()
+            if not all(finite):
+                raise DataError(
+                    f"the target's own states of row '{batch.row_ids[finite.index(False)]}' are "
+                    "not finite numbers",
+                    fix="Look at the row with `paceline data show`; if there are more, check the "
+                    'target\'s weights (`paceline target show`) or set dtype = "float32".',
+                )
+
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Prepared:
         device = self._device
@@ -199,6 +218,7 @@ class BatchSource:
         features = self._frozen.features(tokens_BT, self._aux_layer_ids)
         rows_M, places_M = batch.row_M.to(device), batch.place_M.to(device)
         final_MD = features.final_BTD[rows_M, places_M - 1]
+        self._require_finite(features, batch)
         head = self._frozen.head_VD
         if self._greedy_rows:
             labels_M = tokens_BT[rows_M, places_M]

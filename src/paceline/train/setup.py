@@ -19,6 +19,11 @@ from paceline.train.families.module import DraftModule
 from paceline.train.families.table import Start, get_family
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
+from paceline.train.vetting import (
+    require_covered,
+    require_ended,
+    require_one_template,
+)
 from paceline.train.vocabulary import choose_draft_tokens
 
 __all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
@@ -115,8 +120,11 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     data_dir = Path(data_dir)
     record = read_data_record(data_dir)
     _require_same_target(record, target, data_dir)
-    rows, num_cut = cut_rows(read_rows(data_dir), max_length=recipe.optim.max_length)
+    given = read_rows(data_dir)
+    require_ended(given, target, data_dir)
+    rows, num_cut = cut_rows(given, max_length=recipe.optim.max_length)
     _require_known_tokens(rows, target, data_dir)
+    require_one_template(given, record, target, data_dir)
     _require_unused(recipe, rows)
     fixed: dict[str, Any] = {
         "recipe": recipe,
@@ -132,7 +140,7 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     draft_tokens = None
     size = config.get("draft_vocab_size", target.vocab_size)
     if size != target.vocab_size:
-        draft_tokens = _inherit_tokens(recipe, size) or tuple(
+        draft_tokens = _inherit_tokens(recipe, size, target, rows) or tuple(
             choose_draft_tokens(
                 rows,
                 draft_vocab_size=size,
@@ -148,14 +156,25 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     )
 
 
-def _inherit_tokens(recipe: Recipe, size: int) -> tuple[int, ...] | None:
+def _inherit_tokens(
+    recipe: Recipe, size: int, target: TargetFacts, rows: list[Row]
+) -> tuple[int, ...] | None:
     """The vocabulary of the draft to start from: its output matrix stands in that order."""
     if recipe.init.from_ in INIT_WORDS:
         return None
     d2t = load_draft_tensors(read_draft(resolve_draft(recipe.init.from_))).get("d2t")
     if d2t is None or len(d2t) != size:  # another size is refused when its weights are copied
         return None
-    return tuple(number + offset for number, offset in enumerate(d2t.tolist()))
+    tokens = tuple(number + offset for number, offset in enumerate(d2t.tolist()))
+    if list(tokens) != sorted({t for t in tokens if 0 <= t < target.vocab_size}):
+        raise RecipeError(
+            "tensor 'd2t' of the draft to start from is no map into this target's vocabulary",
+            where=recipe.init.from_,
+            expected=f"ascending target ids from 0 to {target.vocab_size - 1}",
+            fix="Start from a draft of this target, or from the target.",
+        )
+    require_covered(tokens, rows, recipe.init.from_)
+    return tokens
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from tiny import make_recipe
 
 from paceline.draft import Draft, read_draft
 from paceline.errors import DataError, RecipeError, StorageError
+from paceline.records import sha256_file
 from paceline.target import TargetFacts
 from paceline.train import Recipe, train_draft
 from paceline.train.families.eagle3_weights import load_draft_tensors
@@ -137,6 +138,7 @@ def test_resume_names_what_differs(target: TargetFacts, data_dir: Path, tmp_path
     shutil.copytree(data_dir, other)
     lines = (other / "rows.jsonl").read_text().splitlines(keepends=True)
     (other / "rows.jsonl").write_text("".join(lines[:-1]))
+    edit_record(other, lambda r: r.update(rows_sha256=sha256_file(other / "rows.jsonl")))
     with pytest.raises(RecipeError, match=r"data\.num_rows"):
         train(make_recipe(), target, other, tmp_path / "a", resume=True)
     with pytest.raises(RecipeError, match="unfinished training"):
@@ -241,6 +243,7 @@ def test_tokens_beyond_the_target_are_refused(
     shutil.copytree(data_dir, other)
     text = (other / "rows.jsonl").read_text()
     (other / "rows.jsonl").write_text(text.replace('"input_ids": [', '"input_ids": [64, ', 1))
+    edit_record(other, lambda r: r.update(rows_sha256=sha256_file(other / "rows.jsonl")))
     with pytest.raises(DataError, match="token 64"):
         train(make_recipe(), target, other, tmp_path / "a")
 

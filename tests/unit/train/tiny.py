@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.records import sha256_file
 from paceline.target import TargetFacts
 from paceline.train import Recipe, build_recipe
 
@@ -59,7 +60,7 @@ def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20, top: int =
                 "category": "chat",
                 "input_ids": ids,
                 "loss_spans": spans,
-                "finish_reason": "stop",
+                "finish_reason": "length",
             }
         )
     (path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -76,7 +77,7 @@ def make_data(path: Path, target: TargetFacts, *, num_rows: int = 20, top: int =
         "prompts": {"name": "made", "sha256": "0", "num_prompts": num_rows},
         "counts": {"rows": num_rows},
         "rejected": [],
-        "rows_sha256": "0",
+        "rows_sha256": sha256_file(path / "rows.jsonl"),
     }
     (path / "data.json").write_text(json.dumps(record))
     return path
