@@ -9,12 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import make_data, make_recipe
+from toy_hybrid import make_toy_hybrid
 
-from paceline.draft import Draft, drafts_in_parallel, read_dflash_attention, read_draft
+from paceline.draft import (
+    Draft,
+    build_dflash_config,
+    drafts_in_parallel,
+    read_dflash_attention,
+    read_draft,
+)
 from paceline.errors import PacelineError, RecipeError
-from paceline.target import TargetFacts
-from paceline.train import Recipe, replay_draft, train_draft
+from paceline.target import TargetFacts, read_target
+from paceline.train import Recipe, read_recipe, replay_draft, train_draft
 from paceline.train.entry import simulate_draft
+from paceline.train.families.dflash import build_module
+from paceline.train.families.dflash_weights import start_dflash_from_target
+from paceline.train.features import load_frozen_target
+
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 MASK = 63  # stands in no row
 
@@ -147,6 +159,60 @@ def test_a_draft_goes_on_from_another_of_its_shape(
     one, other = (load_file(str(d.path / "model.safetensors")) for d in (first, second))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor.float(), other[name].float(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
+    return read_target(make_toy_hybrid(tmp_path_factory.mktemp("hybrid") / "toy", num_steps=0))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_first_weights_of_a_hybrid_are_what_fits_with_norms_as_a_draft_reads_them(
+    hybrid: TargetFacts, num_layers: int
+) -> None:
+    """The target's norms scale by 1 + weight, the draft's by weight; gated queries do not fit."""
+    frozen = load_frozen_target(hybrid, device="cpu", dtype=torch.float32)
+    last = frozen.backbone.layers[-1]
+    with torch.no_grad():
+        for norm in (last.self_attn.k_norm, last.input_layernorm):
+            norm.weight += 0.25
+    config = build_dflash_config(
+        hybrid,
+        aux_layer_ids=[1, 2, 3],
+        mask_token_id=127,
+        num_speculative_tokens=3,
+        num_hidden_layers=num_layers,
+    )
+    module = build_module(config)
+    taken = start_dflash_from_target(module, frozen, draft_tokens=None)
+    top = f"layers.{num_layers - 1}."
+    state = module.state_dict()
+    assert torch.equal(state[f"{top}self_attn.k_norm.weight"], last.self_attn.k_norm.weight + 1)
+    assert torch.equal(state[f"{top}self_attn.k_proj.weight"], last.self_attn.k_proj.weight)
+    assert f"{top}self_attn.q_proj.weight" not in taken
+    assert {f"{top}mlp.up_proj.weight", f"{top}self_attn.o_proj.weight", "norm.weight"} < set(taken)
+    if num_layers == 1:  # of two, the first stands for a recurrent layer
+        assert torch.equal(state["hidden_norm.weight"], last.input_layernorm.weight + 1)
+
+
+@pytest.mark.parametrize(
+    "name", [f"{t}/{n}" for t in ("pocket", "smollm2") for n in ("dflash", "eagle3-parallel")]
+)
+def test_recipes_name_a_token_that_is_not_an_end(name: str) -> None:
+    recipe = read_recipe(RECIPES / f"{name}.toml")
+    assert recipe.draft.parallel == name.endswith("parallel")
+    assert recipe.draft.mask_token_id == (127 if name.startswith("pocket") else 16)
+    assert recipe.draft.num_layers in (None, 1)  # what a CPU serves right
+
+
+def test_pockets_mask_is_a_byte_that_no_text_holds() -> None:
+    from tokenizers import Tokenizer
+
+    target = read_target("pocket")
+    tokenizer = Tokenizer.from_file(str(target.path / "tokenizer.json"))
+    token = read_recipe(RECIPES / "pocket" / "dflash.toml").draft.mask_token_id
+    assert tokenizer.id_to_token(token) == chr(0xC0)  # the byte C0 in a byte-level vocabulary
+    assert token not in tokenizer.encode("À la carte, ÀÁÂ, 名前, 🙂").ids
 
 
 @pytest.mark.parametrize(
