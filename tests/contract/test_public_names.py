@@ -8,17 +8,20 @@ import pytest
 
 NAMES: dict[str, list[str]] = {
     "data": [
+        "Answering",
         "CATEGORIES",
         "ChatTokenizer",
         "Overlap",
         "Prompt",
         "PromptSet",
         "Row",
+        "ServedTarget",
         "Thinking",
         "answer_prompts",
         "build_requests",
         "contamination",
         "expand_prompts",
+        "open_server",
         "open_tokenizer",
         "plain_thinking",
         "read_data_record",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.console import console, plural, progress, say
 from paceline.data import Thinking
+
+if TYPE_CHECKING:
+    from paceline.data import Answering
+    from paceline.target import TargetFacts
 
 __all__ = ["app"]
 
@@ -38,9 +43,15 @@ def answer(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", help="URL of an OpenAI-compatible server of the target."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The target's name there, if it serves several.")
+    ] = None,
 ) -> None:
     """Let the target answer prompts for a draft to learn from."""
-    from paceline.cli.arms import start_target
     from paceline.data import answer_prompts, open_tokenizer, read_prompts, require_few_rejected
     from paceline.endpoint import Sampling
     from paceline.target import read_target
@@ -51,7 +62,7 @@ def answer(
     open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (
-        start_target(facts, out, max_num_seqs=concurrency, device=device) as endpoint,
+        _open(facts, out, concurrency, device, server, model) as endpoint,
         progress("answering") as show,
     ):
         record = answer_prompts(
@@ -65,6 +76,31 @@ def answer(
             on_progress=show,
         )
     print_record(out, record)
+
+
+@contextlib.contextmanager
+def _open(
+    target: TargetFacts,
+    out: Path,
+    concurrency: int,
+    device: str | None,
+    server: str | None,
+    model: str | None,
+) -> Iterator[Answering]:
+    """An engine of our own, or somebody's server."""
+    from paceline.cli.arms import start_target
+    from paceline.data import open_server
+    from paceline.errors import PlanError
+
+    if server is None:
+        if model is not None:
+            raise PlanError("--model has no effect without --server", fix="Leave it out.")
+        with start_target(target, out, max_num_seqs=concurrency, device=device) as endpoint:
+            yield endpoint
+        return
+    if device is not None:
+        raise PlanError("--device has no effect with --server", fix="Leave it out.")
+    yield open_server(server, target, model=model)
 
 
 @app.command("tokenize")

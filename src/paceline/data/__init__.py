@@ -1,12 +1,13 @@
 """Prompts -> the target's own answers -> token ids with a loss mask."""
 
-from paceline.data.answer import answer_prompts
+from paceline.data.answer import Answering, answer_prompts
 from paceline.data.contamination import Overlap, contamination
 from paceline.data.conversations import rows_from_conversations
 from paceline.data.grammar import CATEGORIES, expand_prompts
 from paceline.data.prompt import Prompt
 from paceline.data.prompt_set import PromptSet, read_prompts, require_few_rejected
 from paceline.data.rows import Row, read_data_record, read_rows
+from paceline.data.served import ServedTarget, open_server
 from paceline.data.show import show_rows
 from paceline.data.tokens import (
     ChatTokenizer,
@@ -18,16 +19,19 @@ from paceline.data.tokens import (
 
 __all__ = [
     "CATEGORIES",
+    "Answering",
     "ChatTokenizer",
     "Overlap",
     "Prompt",
     "PromptSet",
     "Row",
+    "ServedTarget",
     "Thinking",
     "answer_prompts",
     "build_requests",
     "contamination",
     "expand_prompts",
+    "open_server",
     "open_tokenizer",
     "plain_thinking",
     "read_data_record",

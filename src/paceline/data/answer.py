@@ -1,12 +1,12 @@
-"""Prompts -> the target's own answers -> rows, through an Endpoint; can stop and go on."""
+"""Prompts -> the target's own answers -> rows, through what serves it; can stop and go on."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.data.prompt import Prompt
 from paceline.data.prompt_set import PromptSet, require_few_rejected
@@ -21,16 +21,36 @@ from paceline.data.rows import (
     read_rows,
 )
 from paceline.data.tokens import ChatTokenizer, Thinking, open_tokenizer
-from paceline.endpoint import Answer, Endpoint, Request, Sampling
+from paceline.endpoint import Answer, Request, Sampling
 from paceline.errors import DataError
 from paceline.target import TargetFacts
 
-__all__ = ["answer_prompts"]
+__all__ = ["Answering", "answer_prompts"]
+
+
+class _Limits(Protocol):
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class Answering(Protocol):
+    """What is asked of a served target here: an Endpoint, or a server somewhere (served.py)."""
+
+    @property
+    def facts(self) -> _Limits: ...
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int = 1,
+        on_answer: Callable[[Answer], None] | None = None,
+    ) -> list[Answer]: ...
 
 
 def answer_prompts(
     prompt_set: PromptSet,
-    endpoint: Endpoint,
+    endpoint: Answering,
     target: TargetFacts,
     *,
     out_dir: str | Path,
