@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.data import Row
 from paceline.errors import DataError, RecipeError
-from paceline.train.batches import batch_order, build_batch, cut_rows, plan_batches
+from paceline.train.batches import batch_order, build_batch, cut_rows, plan_batches, split_rows
 from paceline.train.vocabulary import choose_draft_tokens, offsets
 
 
@@ -89,3 +91,28 @@ def test_draft_vocabulary_keeps_specials_and_frequent_tokens() -> None:
         choose_draft_tokens(rows, draft_vocab_size=1, vocab_size=64, always=[1, 2])
     with pytest.raises(RecipeError, match="draft_vocab_size"):
         choose_draft_tokens(rows, draft_vocab_size=65, vocab_size=64, always=[])
+
+
+@given(
+    lengths=st.lists(st.integers(2, 64), min_size=1, max_size=40),
+    num_ranks=st.integers(1, 9),
+    tokens_per_part=st.integers(64, 400),
+)
+def test_parts_hold_every_row_once_within_their_size(
+    lengths: list[int], num_ranks: int, tokens_per_part: int
+) -> None:
+    parts = split_rows(lengths, tokens_per_part=tokens_per_part, num_ranks=num_ranks)
+    assert [place for part in parts for place in part] == list(range(len(lengths)))
+    assert all(parts)
+    assert all(max(lengths[i] for i in part) * len(part) <= tokens_per_part for part in parts)
+    assert len(parts) >= min(num_ranks, len(lengths))
+    if len(parts) > num_ranks:  # no process waits while others make one more pass, but for rows
+        assert len(parts) % num_ranks == 0 or len(parts) == len(lengths)
+
+
+def test_one_part_where_one_is_enough() -> None:
+    assert split_rows([8, 8, 8], tokens_per_part=24, num_ranks=1) == [(0, 1, 2)]
+    assert split_rows([8, 8, 8], tokens_per_part=24, num_ranks=2) == [(0, 1), (2,)]
+    assert split_rows([8, 8, 8, 8], tokens_per_part=16, num_ranks=1) == [(0, 1), (2, 3)]
+    five = split_rows([8] * 5, tokens_per_part=16, num_ranks=2)
+    assert five == [(0,), (1,), (2, 3), (4,)]  # four: two passes for both

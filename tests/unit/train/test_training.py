@@ -290,3 +290,40 @@ def test_a_draft_trained_on_keeps_its_vocabulary_on_other_data(
     assert not torch.equal(maps[0], maps[2])  # so the rows do choose another
     setup = build_setup(further, target=target, data_dir=other)
     assert list(setup.draft_tokens or ()) == (torch.arange(24) + maps[0]).tolist()
+
+
+def test_parts_change_memory_and_nothing_else(
+    target: TargetFacts, data_dir: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"draft__draft_vocab_size": 40, "optim__num_steps": 12}
+    whole, one = train(make_recipe(**changes), target, data_dir, tmp_path / "whole")
+    parts, many = train(
+        make_recipe(**changes, optim__tokens_per_part=40), target, data_dir, tmp_path / "parts"
+    )
+    assert [p.row_ids for p in one] == [p.row_ids for p in many]
+    for a, b in zip(one, many, strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+        assert b.position_accuracy == a.position_accuracy
+    assert whole is not None
+    assert parts is not None
+    trained = [draft.metadata["trained"] for draft in (whole, parts)]
+    assert trained[0]["tokens_seen"] == trained[1]["tokens_seen"]
+    coverage = [record["draft_vocab_coverage"] for record in trained]
+    assert coverage[0] == pytest.approx(coverage[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [31, 96, 0])
+def test_a_part_that_has_no_effect_or_no_room_is_refused(size: int) -> None:
+    with pytest.raises(RecipeError, match=r"optim\.tokens_per_part"):
+        make_recipe(optim__tokens_per_part=size)
+
+
+def test_one_process_spreads_no_target(target: TargetFacts, data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be spread over one process"):
+        train_draft(
+            make_recipe(),
+            target=target,
+            data_dir=data_dir,
+            out_dir=tmp_path / "a",
+            sharded_target=True,
+        )
