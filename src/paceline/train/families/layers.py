@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import DraftError
 
@@ -29,6 +30,10 @@ __all__ = [
     "rotate",
     "take",
 ]
+
+
+# of one attention call, in float32 half a GiB
+_KEPT_SCORES = 2**27
 
 
 def config_number(config: Mapping[str, Any], key: str) -> Any:
@@ -107,7 +112,28 @@ def attend(
     unseen_BNT: Tensor,
     own: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
-    """One softmax over the step-0 keys at positions <= t and the base's own later keys."""
+    """One softmax over the step-0 keys at positions <= t and the base's own later keys.
+
+    Scores are the only arrays that grow with the square of a row's length. Beyond `_KEPT_SCORES` of
+    them they are computed again for the gradient in place of being kept (same bits): K steps of a
+    row of 16,384 tokens would keep some 100 GiB.
+    """
+    # the caller's list grows by a step a step
+    inputs = (queries_BNHE, keys_BTGE, values_BTGE, unseen_BNT, list(own))
+    num_scores = unseen_BNT.numel() * queries_BNHE.shape[2]
+    if num_scores > _KEPT_SCORES and torch.is_grad_enabled():
+        again = checkpoint(_attend, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return again  # type: ignore[no-any-return]
+    return _attend(*inputs)
+
+
+def _attend(
+    queries_BNHE: Tensor,
+    keys_BTGE: Tensor,
+    values_BTGE: Tensor,
+    unseen_BNT: Tensor,
+    own: list[tuple[Tensor, Tensor]],
+) -> Tensor:
     num_groups, width = keys_BTGE.shape[2:]
     wide = torch.promote_types(queries_BNHE.dtype, torch.float32)
     queries = queries_BNHE.reshape(*queries_BNHE.shape[:2], num_groups, -1, width)  # B N G R E
