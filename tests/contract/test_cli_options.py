@@ -42,6 +42,7 @@ OPTIONS: dict[str, list[str]] = {
     ],
     "data show": ["--rows", "--target", "data"],
     "data tokenize": ["--out", "--target", "--thinking", "conversations"],
+    "data vocabulary": ["--target", "data"],
     "demo": ["--out"],
     "eval": [
         "--baseline",

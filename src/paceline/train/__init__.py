@@ -14,8 +14,15 @@ from paceline.train.recipe import (
     read_recipe,
     recipe_sha256,
 )
+from paceline.train.vocabulary import (
+    Coverage,
+    count_supervised,
+    measure_coverage,
+    special_tokens,
+)
 
 __all__ = [
+    "Coverage",
     "DraftRun",
     "DraftShape",
     "Init",
@@ -23,13 +30,16 @@ __all__ = [
     "Optim",
     "Recipe",
     "build_recipe",
+    "count_supervised",
     "current_rank",
     "launch_training",
     "learning_rate",
+    "measure_coverage",
     "open_draft_run",
     "read_recipe",
     "recipe_sha256",
     "replay_draft",
+    "special_tokens",
     "train_draft",
     "world_size",
 ]

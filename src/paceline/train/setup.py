@@ -11,7 +11,7 @@ from typing import Any
 from paceline.data import Row, read_data_record, read_rows
 from paceline.draft import read_draft, resolve_draft
 from paceline.errors import DataError, RecipeError
-from paceline.records import build_provenance, read_json, sha256_file
+from paceline.records import build_provenance, sha256_file
 from paceline.target import TargetFacts
 from paceline.train.batches import cut_rows
 from paceline.train.families.eagle3_weights import load_draft_tensors, start_from_draft
@@ -24,7 +24,7 @@ from paceline.train.vetting import (
     require_ended,
     require_one_template,
 )
-from paceline.train.vocabulary import choose_draft_tokens
+from paceline.train.vocabulary import choose_draft_tokens, special_tokens
 
 __all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
 
@@ -243,16 +243,6 @@ def _require_unused(recipe: Recipe, rows: list[Row]) -> None:
             expected="a token that no text holds",
             fix="Take a reserved token of the tokenizer that is not in use.",
         )
-
-
-def special_tokens(target: TargetFacts) -> list[int]:
-    """Ids a draft vocabulary must keep: begin, end, padding, and the tokenizer's special tokens."""
-    ids = {*target.eos_token_ids, target.bos_token_id, target.pad_token_id} - {None}
-    path = target.path / "tokenizer.json"
-    if path.is_file():
-        added = read_json(path).get("added_tokens") or []
-        ids |= {token["id"] for token in added if token.get("special")}
-    return sorted(token for token in ids if token is not None and token < target.vocab_size)
 
 
 def with_num_steps(recipe: Recipe, num_steps: int) -> Recipe:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.data import Row
 from paceline.errors import DataError, RecipeError
 from paceline.train.batches import batch_order, build_batch, cut_rows, plan_batches, split_rows
-from paceline.train.vocabulary import choose_draft_tokens, offsets
+from paceline.train.vocabulary import choose_draft_tokens, measure_coverage, offsets
 
 
 def row(name: str, length: int, *spans: tuple[int, int]) -> Row:
@@ -116,3 +116,26 @@ def test_one_part_where_one_is_enough() -> None:
     assert split_rows([8, 8, 8, 8], tokens_per_part=16, num_ranks=1) == [(0, 1), (2, 3)]
     five = split_rows([8] * 5, tokens_per_part=16, num_ranks=2)
     assert five == [(0,), (1,), (2, 3), (4,)]  # four: two passes for both
+
+
+def test_coverage_is_of_rows_that_did_not_choose() -> None:
+    """Rows of one token each: 0 and 5 are held out; the others say 20 four times, 30 three."""
+    tokens = [20, 20, 20, 20, 30, 40, 20, 30, 30, 7]
+
+    def one(number: int, token: int) -> Row:
+        return Row(
+            row_id=str(number),
+            category="math" if number == 5 else "chat",
+            input_ids=(1, token),
+            loss_spans=((1, 2),),
+            finish_reason="length",
+        )
+
+    rows = [one(number, token) for number, token in enumerate(tokens)]
+    small, large = measure_coverage(rows, [2, 3], vocab_size=50, always=[7])
+    assert small.by_category == {"chat": 1.0, "math": 0.0}
+    assert small.total == large.total == 0.5
+    everything = measure_coverage(rows, [49], vocab_size=50, always=[])[0]
+    assert everything.total == 1.0
+    with pytest.raises(DataError, match="too few"):
+        measure_coverage(rows[:4], [2], vocab_size=50, always=[])
