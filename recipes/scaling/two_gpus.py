@@ -2,7 +2,7 @@
 
     python recipes/scaling/two_gpus.py --smollm2 smollm2 --pocket pocket --out OUT
 
-Writes OUT/two_gpus.json after every stage and prints a table; about seven minutes in all. Stages
+Writes OUT/two_gpus.json after every stage and prints a table; under eight minutes in all. Stages
 (`--stage answers`, `train`, `accept`; all three when left out) hand over in --work, so that a run
 that was cut off goes on with the next one. `--data FOLDER` takes rows of smollm2's own answers in
 place of the stage `answers`. Small enough to try on two CPU cores, with gloo in NCCL's place:
@@ -424,10 +424,10 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="rows of smollm2, in place of stage answers")
     parser.add_argument("--stage", choices=[*STAGES], action="append", help="one or more; all")
     parser.add_argument("--only", choices=[*RECIPES], action="append", help="one target; both")
-    parser.add_argument("--num-prompts", type=int, default=6000)
+    parser.add_argument("--num-prompts", type=int, default=4000)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--num-seqs", type=int, default=512, help="in flight in one engine")
-    parser.add_argument("--num-steps", type=int, default=120)
+    parser.add_argument("--num-steps", type=int, default=100)
     parser.add_argument("--num-accept", type=int, default=96)
     parser.add_argument("--tiny", action="store_true", help="a few prompts and steps on a CPU")
     parser.add_argument("--worker", choices=[*WORKERS], help=argparse.SUPPRESS)
