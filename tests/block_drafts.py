@@ -45,7 +45,7 @@ def train_on_texts(
     device: str = "cpu",
     **optim: Any,
 ) -> Draft:
-    """A draft of a few steps on (prompt ids, answer ids), in folder/NAME beside its data."""
+    """A draft of a few float32 steps on (prompt ids, answer ids), beside its data."""
     data = folder / "data"
     data.mkdir(parents=True)
     rows = [
@@ -80,7 +80,7 @@ def train_on_texts(
         {
             "family": family,
             "seed": 1,
-            "dtype": "bfloat16",
+            "dtype": "float32",
             "draft": {"aux_layer_ids": [1, 2, 3], **shape},
             "optim": {
                 "lr": 3e-3,
