@@ -12,6 +12,7 @@ It holds whole tensors, however many processes made it, so any number of them ca
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,8 +90,6 @@ def write_checkpoint(
 
     A parameter that is not trained has no moments.
     """
-    from safetensors.torch import save_file
-
     ranks = ranks or Ranks()
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
@@ -109,13 +108,27 @@ def write_checkpoint(
             keep(moments, f"second.{name}", state["exp_avg_sq"])
     if ranks.is_first:
         with ranks.writing, atomic_folder(path, replace=True) as folder:
-            save_file(weights, str(folder / "weights.safetensors"))
-            save_file(moments, str(folder / "optimizer.safetensors"))
+            _save(weights, folder / "weights.safetensors")
+            _save(moments, folder / "optimizer.safetensors")
             write_json(
                 folder / "meta.json",
                 {"format": _FORMAT, "step": step, "run": dict(run), "totals": dict(totals)},
             )
     ranks.wait()
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises OSError, which the library hides in an error of its own."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, str(path))
+    except SafetensorError as problem:
+        number = re.search(r"os error (\d+)", str(problem))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(problem), str(path)) from None
 
 
 def read_checkpoint(path: Path, *, run: Mapping[str, Any]) -> Checkpoint:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import fill_disk, mounted_disk
 from safetensors.torch import load_file, save_file
 from tiny import make_recipe
 
@@ -19,6 +20,7 @@ from paceline.errors import DataError, PacelineError, RecipeError, StorageError
 from paceline.records import sha256_file
 from paceline.target import TargetFacts, read_target
 from paceline.train import train_draft
+from paceline.train.loop import Progress
 from paceline.train.setup import build_setup
 from paceline.train.vocabulary import count_supervised
 
@@ -185,19 +187,26 @@ def test_states_that_are_not_numbers_name_their_row(
 
 
 def test_a_disk_that_cannot_hold_a_checkpoint(
-    target: TargetFacts, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: TargetFacts, data_dir: Path, tmp_path: Path
 ) -> None:
-    class Usage:
-        free = 200_000
+    """Refused at the start; and where others fill it in between, the old checkpoint stays."""
+    settings: dict[str, Any] = {"target": target, "data_dir": data_dir, "device": "cpu"}
+    with (
+        mounted_disk(tmp_path / "small", size="200k") as disk,
+        pytest.raises(StorageError, match=r"has no room for checkpoints: 20\d kB are free"),
+    ):
+        train_draft(make_recipe(), out_dir=disk / "draft", **settings)
+    with mounted_disk(tmp_path / "large", size="8m") as disk:
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage)
-    with pytest.raises(StorageError, match="has no room for checkpoints") as caught:
-        train_draft(
-            make_recipe(),
-            target=target,
-            data_dir=data_dir,
-            out_dir=tmp_path / "draft",
-            device="cpu",
-        )
-    assert "kB" in str(caught.value)
-    assert not list(tmp_path.iterdir())
+        def fill(progress: Progress) -> None:
+            if progress.step == 15:
+                fill_disk(disk)
+
+        recipe = make_recipe(optim__checkpoint_steps=5)
+        with pytest.raises(StorageError, match="the disk is full"):
+            train_draft(recipe, out_dir=disk / "draft", on_progress=fill, **settings)
+        (disk / "filler").unlink()
+        assert sorted(path.name for path in disk.iterdir()) == ["draft.checkpoint"]
+        assert json.loads((disk / "draft.checkpoint" / "meta.json").read_text())["step"] == 15
+        draft = train_draft(recipe, out_dir=disk / "draft", resume=True, **settings)
+        assert draft.metadata["trained"]["num_steps"] == 20
