@@ -253,7 +253,9 @@ class VllmEndpoint:
 
     def kernels(self) -> dict[str, dict[str, int]]:
         """ "target" and "draft" -> kernel -> number of matrices; "plain" for 16-bit ones."""
-        found: dict[str, dict[str, int]] = self._ask("inspect", {"method": "paceline_kernels", "args": []})
+        found: dict[str, dict[str, int]] = self._ask(
+            "inspect", {"method": "paceline_kernels", "args": []}
+        )
         return found
 
     def close(self) -> None:
