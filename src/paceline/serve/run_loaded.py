@@ -21,7 +21,11 @@ _FUSED = {
     "d2t": "draft_id_to_target_id",
 }
 _PLACES = re.compile(r"model|midlayer|layers|mtp|language_model|\d+")
-_ENGINES_OWN = re.compile(r"\._(k|v|q|prob)_scale$|cos_sin_cache$|inv_freq$")
+_ENGINES_OWN = re.compile(
+    r"\._(k|v|q|prob)_scale$|cos_sin_cache$|inv_freq$"
+    # of DFlash: copies of what was loaded, and a row that only a file of its own would fill
+    r"|\._fused_kv_(weight|bias)$|\._k_norm_weights$|(^|\.)mask_embedding$"
+)
 _NOT_LOADED = ("t2d",)  # vLLM leaves it out on purpose: d2t says the same
 
 

@@ -104,6 +104,18 @@ def told(case: RunCase) -> dict[str, list[Told]]:
     return found
 
 
+def test_what_the_engine_makes_of_dflash_weights_is_no_tensor_of_a_file(draft: Draft) -> None:
+    own = {
+        "model._fused_kv_weight": 2 * 16 * 16,
+        "model._k_norm_weights": 8,
+        "model.mask_embedding": 32,
+    }
+    memory = build_memory({**sound_tensors(), **own})
+    assert "run.loaded" not in told(build_case(draft, memory=memory))
+    stray = build_memory({**sound_tensors(), "model.unmask_embedding": 32})
+    assert "run.loaded" in told(build_case(draft, memory=stray))
+
+
 def test_a_sound_draft_tells_notes_only(draft: Draft) -> None:
     found = check_observed(build_case(draft))
     assert [(item.problem.rule, item.severity) for item in found] == [
