@@ -83,7 +83,7 @@ def measure_price(
     named = ", ".join(f"{n} x {k}" for k, n in kernels["candidate"]["draft"].items())
     say(f"the draft's kernels: {named}")
     say(f"report: {write_report(run)}")
-    return _decide(price, after.path, out, "of acceptance lost", result.get("withheld"))
+    return _decide(price, after.path, out, ("tau", "lower", "higher"), result.get("withheld"))
 
 
 def measure_target_price(
@@ -144,19 +144,24 @@ def measure_target_price(
     console.print(render_price(record))
     named = ", ".join(f"{n} x {k}" for k, n in price.kernels["after"].items())
     say(f"the target's kernels: {named}")
-    return _decide(price, after.path, out, "higher perplexity of the original's answers")
+    what = ("perplexity of the original's answers", "higher", "lower")
+    return _decide(price, after.path, out, what)
 
 
 def _weights_bytes(target: TargetFacts) -> int:
     return sum(path.stat().st_size for path in target.path.glob("*.safetensors"))
 
 
-def _decide(price: Price, place: Path, out: Path, what: str, withheld: object = None) -> int:
+def _decide(
+    price: Price, place: Path, out: Path, what: tuple[str, str, str], withheld: object = None
+) -> int:
+    """what: the figure, how it is called when it is worse, and when it is better."""
     from paceline.records import storage_errors
 
-    loss = f"{price.loss:.2%} {what}"
+    figure, worse, better = what
+    loss = f"{figure} is {abs(price.loss):.2%} {worse if price.loss >= 0 else better}"
     if price.loss_low is not None and price.loss_high is not None:
-        loss += f" ({price.loss_low:.2%} to {price.loss_high:.2%})"
+        loss += f" (loss {price.loss_low:.2%} to {price.loss_high:.2%})"
     if price.verdict == "exceeds" or (isinstance(withheld, dict) and "candidate" in withheld):
         why = f"{price.max_loss:.2%} allowed" if price.verdict == "exceeds" else "its texts differ"
         say(f"{loss}, {why}: the original is kept. What was made lies in {place}")
