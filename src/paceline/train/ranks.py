@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -34,7 +35,8 @@ from paceline.train.launch import current_rank, world_size
 
 __all__ = ["Ranks", "find_device", "open_ranks", "stop_requests"]
 
-_FAILED, _CODE = "paceline/failed", "paceline/code"
+_FAILED, _CODE = "failed", "code"
+_OPENED = itertools.count()
 _LOOK_S = 0.5
 _PATIENCE = datetime.timedelta(minutes=10)
 
@@ -133,7 +135,9 @@ def open_ranks(device: torch.device) -> Iterator[Ranks]:
     rank = current_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, _, _ = next(iter(rendezvous("env://", rank, world, timeout=_PATIENCE)))
+    everybodys, _, _ = next(iter(rendezvous("env://", rank, world, timeout=_PATIENCE)))
+    # one run's own keys: a process may train again and again
+    store: Any = PrefixStore(f"paceline-{next(_OPENED)}", everybodys)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     ranks = Ranks(rank=rank, world=world, device=device)
     done = threading.Event()
@@ -144,7 +148,7 @@ def open_ranks(device: torch.device) -> Iterator[Ranks]:
     try:
         dist.init_process_group(
             backend,
-            store=PrefixStore("paceline", store),
+            store=PrefixStore("group", store),
             rank=rank,
             world_size=world,
             timeout=_PATIENCE,

@@ -3,9 +3,9 @@
     rank_process.py JOB.json
     rank_process.py --launch N [--machines M --meet-at HOST:PORT] JOB.json
 
-JOB: target, data, out, log, recipe (as tiny.make_recipe takes it), and what is to go wrong: `fault`
-at the batch number `at` that process `rank` prepares. The first process appends one line a step to
-the log.
+JOB: target, data, out, log, recipe (as tiny.make_recipe takes it) or several recipes, and what is to
+go wrong: `fault` at the batch number `at` that process `rank` prepares. The first process appends
+one line a step to the log.
 """
 
 from __future__ import annotations
@@ -85,16 +85,17 @@ def rank_process(
             file.write(json.dumps([progress.step, progress.loss, progress.row_ids]) + "\n")
         time.sleep(job.get("pause_s", 0.0))
 
-    train_draft(
-        make_recipe(**job.get("recipe", {})),
-        target=read_target(job["target"]),
-        data_dir=job["data"],
-        out_dir=job["out"],
-        device="cpu",
-        resume=job.get("resume", False),
-        sharded_target=job.get("sharded_target", False),
-        on_progress=show,
-    )
+    for number, recipe in enumerate(job.get("recipes", [job.get("recipe", {})])):
+        train_draft(
+            make_recipe(**recipe),
+            target=read_target(job["target"]),
+            data_dir=job["data"],
+            out_dir=job["out"] + (f"-{number}" if number else ""),
+            device="cpu",
+            resume=job.get("resume", False),
+            sharded_target=job.get("sharded_target", False),
+            on_progress=show,
+        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch
 from tiny import make_data
 
 from paceline.draft import read_draft
+from paceline.records import sha256_file
 from paceline.target import TargetFacts
 from paceline.train.families.eagle3_weights import load_draft_tensors
 
@@ -127,6 +128,30 @@ def test_a_process_without_a_row_waits_for_nobody(begin: Start, tmp_path: Path) 
     assert {len(rows) for _, _, rows in one.steps} == {1, 2}
     require_same_curve(three.steps, one.steps)
     require_same_weights(tmp_path / "draft-3", tmp_path / "draft-0")
+
+
+def test_every_family_one_after_the_other(
+    begin: Start, target: TargetFacts, tmp_path: Path
+) -> None:
+    """Also: a process may train again and again."""
+    data = make_data(tmp_path / "data", target)
+    rows = (data / "rows.jsonl").read_text().replace(" 63,", " 62,").replace(" 63]", " 62]")
+    (data / "rows.jsonl").write_text(rows.replace("[63,", "[62,"))  # 63 is the mask
+    record = json.loads((data / "data.json").read_text())
+    record["rows_sha256"] = sha256_file(data / "rows.jsonl")
+    (data / "data.json").write_text(json.dumps(record))
+    recipes: list[dict[str, Any]] = [
+        {"family": "medusa", "draft__aux_layer_ids": None},
+        {"family": "draft_model", "draft__aux_layer_ids": None, "draft__num_layers": 2},
+        {"family": "dflash", "draft__mask_token_id": 63},
+        {"draft__mask_token_id": 63, "draft__parallel": True},
+    ]
+    recipes = [{**recipe, "optim__num_steps": 4} for recipe in recipes]
+    runs = [begin(tmp_path / f"d{n}", n, data=str(data), recipes=recipes) for n in (0, 2)]
+    one, two = (run.wait() for run in runs)
+    assert one.code == two.code == 0, one.said + two.said
+    assert len(one.steps) == 4 * len(recipes)
+    require_same_curve(two.steps, one.steps)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
