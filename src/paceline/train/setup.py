@@ -21,6 +21,7 @@ from paceline.train.features import FrozenTarget
 from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
 from paceline.train.vetting import (
     require_covered,
+    require_described,
     require_ended,
     require_one_template,
 )
@@ -121,6 +122,7 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
     record = read_data_record(data_dir)
     _require_same_target(record, target, data_dir)
     given = read_rows(data_dir)
+    require_described(given, record, data_dir)
     require_ended(given, target, data_dir)
     rows, num_cut = cut_rows(given, max_length=recipe.optim.max_length)
     _require_known_tokens(rows, target, data_dir)

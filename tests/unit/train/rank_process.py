@@ -4,8 +4,8 @@
     rank_process.py --launch N [--machines M --meet-at HOST:PORT] JOB.json
 
 JOB: target, data, out, log, recipe (as tiny.make_recipe takes it) or several recipes, and what is
-to go wrong: `fault` at the batch number `at` that process `rank` prepares. The first process appends
-one line a step to the log.
+to go wrong: `fault` at the batch number `at` that process `rank` prepares. The first process
+appends one line a step to the log.
 """
 
 from __future__ import annotations

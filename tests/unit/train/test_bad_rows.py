@@ -103,6 +103,26 @@ def test_an_answer_cut_short(target: TargetFacts, spoilt: Callable[..., Path]) -
     build_setup(make_recipe(), target=target, data_dir=spoilt(end))
 
 
+@pytest.mark.parametrize("how", ["a line cut in two", "a row less", "a row of another folder"])
+def test_a_file_that_its_record_does_not_describe(
+    target: TargetFacts, spoilt: Callable[..., Path], how: str
+) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        if how == "a row less":
+            rows.pop()
+        elif how == "a row of another folder":
+            rows.append({**rows[0], "id": "from-elsewhere"})
+
+    folder = spoilt(change, sealed=False)
+    path = folder / "rows.jsonl"
+    if how == "a line cut in two":
+        path.write_bytes(path.read_bytes()[:-20])
+    error = refuse(folder, target)
+    counted = {"a row of another folder": 21}.get(how, 19)
+    assert f"it holds {counted} rows and data.json counts 20" in str(error)
+    assert error.where == str(path)
+
+
 def test_mixed_templates(tmp_path: Path) -> None:
     """Half the rows in thinking mode on, half off, in one file that data.json calls off."""
     pocket = read_target("pocket")
