@@ -7,12 +7,16 @@ recurrent state: a stale one shows.
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["make_prompts", "make_texts", "make_toy_hybrid"]
+from paceline.target import TargetFacts
+
+__all__ = ["make_prompts", "make_texts", "make_toy_hybrid", "write_rows"]
 
 _VOCAB = 128
 _LETTERS = range(3, 27)
@@ -79,11 +83,15 @@ def make_toy_hybrid(folder: Path, *, num_steps: int = 70) -> Path:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         mtp_num_hidden_layers=0,
+        mamba_ssm_dtype="float32",  # as released targets say; without it vLLM decides by the CPU
         eos_token_id=2,
         pad_token_id=0,
         bos_token_id=None,
     )
-    model = Qwen3_5ForCausalLM(config)
+    return _teach(Qwen3_5ForCausalLM(config), folder, num_steps)
+
+
+def _teach(model: Any, folder: Path, num_steps: int) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.0)
     language = _Language()
     threads = torch.get_num_threads()
@@ -98,4 +106,37 @@ def make_toy_hybrid(folder: Path, *, num_steps: int = 70) -> Path:
         optimizer.step()
     torch.set_num_threads(threads)
     model.bfloat16().save_pretrained(folder)
+    return folder
+
+
+def write_rows(folder: Path, target: TargetFacts, *, count: int = 64) -> Path:
+    """A data folder of texts in the language, each supervised from its ninth token."""
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "id": f"row-{number}",
+            "category": "chat",
+            "input_ids": list(text),
+            "loss_spans": [[8, 64]],
+            "finish_reason": "length",
+        }
+        for number, text in enumerate(make_texts(count, 64))
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = {
+        "format": "paceline-data/1",
+        "complete": True,
+        "target": {
+            "tokenizer_sha256": target.tokenizer_sha256,
+            "chat_template_sha256": target.chat_template_sha256,
+            "weights_fingerprint": target.weights_fingerprint,
+        },
+        "sampling": {},
+        "thinking": "none",
+        "prompts": {"name": "made", "sha256": "0", "num_prompts": count},
+        "counts": {"rows": count},
+        "rejected": [],
+        "rows_sha256": "0",
+    }
+    (folder / "data.json").write_text(json.dumps(record))
     return folder
