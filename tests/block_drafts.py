@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.draft import Draft
 from paceline.endpoint import Answer, MemoryFacts, Request, Sampling
+from paceline.records import sha256_file
 from paceline.serve import Plan, start
 from paceline.target import TargetFacts
 from paceline.train import build_recipe, replay_draft, train_draft
@@ -72,7 +73,7 @@ def train_on_texts(
         "prompts": {"name": "made", "sha256": "0", "num_prompts": len(rows)},
         "counts": {"rows": len(rows)},
         "rejected": [],
-        "rows_sha256": "0",
+        "rows_sha256": sha256_file(data / "rows.jsonl"),
     }
     (data / "data.json").write_text(json.dumps(record))
     longest = max(len(row["input_ids"]) for row in rows)  # type: ignore[arg-type]

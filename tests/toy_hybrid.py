@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from paceline.records import sha256_file
 from paceline.target import TargetFacts
 
 __all__ = ["make_prompts", "make_texts", "make_toy_hybrid", "write_rows"]
@@ -136,7 +137,7 @@ def write_rows(folder: Path, target: TargetFacts, *, count: int = 64) -> Path:
         "prompts": {"name": "made", "sha256": "0", "num_prompts": count},
         "counts": {"rows": count},
         "rejected": [],
-        "rows_sha256": "0",
+        "rows_sha256": sha256_file(folder / "rows.jsonl"),
     }
     (folder / "data.json").write_text(json.dumps(record))
     return folder

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from paceline.data import Row, Thinking, open_tokenizer
+from paceline.data import Row, Thinking, open_tokenizer, plain_thinking
 from paceline.errors import DataError, RecipeError
 from paceline.records import sha256_file
 from paceline.target import TargetFacts
@@ -58,6 +58,8 @@ def require_one_template(
     if target.chat_template_sha256 is None or not (target.path / "tokenizer.json").is_file():
         return
     thinking: Thinking = record["thinking"]
+    if thinking == "none":  # of rows made by hand, where the template has a switch
+        thinking = plain_thinking(target)
     tokenizer = open_tokenizer(target, thinking=thinking)
     one, other = (
         tokenizer.encode_prompt(({"role": "user", "content": words},)) for words in ("7", "why")
