@@ -17,6 +17,7 @@ from paceline.cli import (
     forecast,
     judge,
     leaderboard,
+    quality,
     quantize,
     serve,
     submit,
@@ -63,6 +64,7 @@ app.command("compare")(compare.compare)
 app.command("report")(evaluate.report)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("quality")(quality.quality)
 app.command("quantize")(quantize.quantize)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)

@@ -13,7 +13,9 @@ from paceline.eval.bench import (
     measure_arm,
 )
 from paceline.eval.compare import compare_runs
+from paceline.eval.conversing import Converse, Reply, converse_endpoint, converse_server
 from paceline.eval.cycles import Cycles, measure_cycles
+from paceline.eval.harness import BUNDLED_QUESTIONS, AskedQuestion, ask_task, hash_questions
 from paceline.eval.noise import (
     add_noise_floor,
     find_noise_floor,
@@ -21,6 +23,7 @@ from paceline.eval.noise import (
     measure_noise_floor,
 )
 from paceline.eval.openai_server import ask_server, find_model
+from paceline.eval.quality_record import QUALITY_FORMAT, build_quality
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
 from paceline.eval.samples import build_samples
@@ -28,21 +31,31 @@ from paceline.eval.score import score_run
 from paceline.eval.transcript import read_answers
 
 __all__ = [
+    "BUNDLED_QUESTIONS",
+    "QUALITY_FORMAT",
     "REGIMES",
     "Ask",
+    "AskedQuestion",
+    "Converse",
     "Cycles",
     "EvalPrompt",
     "Regime",
+    "Reply",
     "add_noise_floor",
     "add_replay",
     "ask_endpoint",
     "ask_server",
+    "ask_task",
     "build_bench_requests",
+    "build_quality",
     "build_samples",
     "compare_arms",
     "compare_runs",
+    "converse_endpoint",
+    "converse_server",
     "find_model",
     "find_noise_floor",
+    "hash_questions",
     "keep_noise_floor",
     "measure_arm",
     "measure_cycles",

@@ -11,6 +11,7 @@ from paceline.report.page import build_page, write_report
 from paceline.report.pdf import write_pdf
 from paceline.report.phase_page import build_phase_page, write_phase_page
 from paceline.report.price import render_price
+from paceline.report.quality import render_quality
 from paceline.report.terminal import print_report, render_score_table
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "read_submissions",
     "render_comparison",
     "render_price",
+    "render_quality",
     "render_score_table",
     "write_leaderboard",
     "write_pdf",

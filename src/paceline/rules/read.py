@@ -21,10 +21,15 @@ _NOT_IN_EVERY_FILE = ("contest", "provisional", "text", "sha256")
 
 
 def list_rules() -> tuple[str, ...]:
-    """Names of the bundled rules, sorted."""
+    """Names of the bundled rules of draft contests, sorted; challenges have gates instead."""
     folder = resources.files("paceline.rules")
+    found = (p for p in folder.iterdir() if p.name.endswith(".toml"))
     return tuple(
-        sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+        sorted(
+            p.name.removesuffix(".toml")
+            for p in found
+            if "\n[gates." not in p.read_text(encoding="utf-8")
+        )
     )
 
 
