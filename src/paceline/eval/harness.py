@@ -42,6 +42,8 @@ _COLUMNS = {
         "Incorrect Answer 3",
     ),
 }
+# where the harness keeps the tasks of each gate
+_FOLDERS = {"mmlu_pro": "mmlu_pro", "ifeval": "ifeval", "gpqa_diamond": "gpqa"}
 _INVALID = "[invalid]"  # the harness's word for an answer in which nothing was found
 # instructions whose check splits sentences or words with NLTK's punkt tables
 _NEEDS_PUNKT = (
@@ -80,7 +82,9 @@ def ask_task(
     """
     harness = _import_harness()
     with _quiet(), tempfile.TemporaryDirectory() as cache:
-        manager = _index_tasks()
+        manager = _index_tasks(_FOLDERS[name])
+        if gate.task not in manager.task_index:
+            manager = _index_tasks(None)
         tasks = (
             [gate.task]
             if questions is None
@@ -286,10 +290,14 @@ def _import_without_download() -> None:
             os.environ["LOCAL_RANK"] = before
 
 
-@functools.lru_cache(maxsize=1)
-def _index_tasks() -> Any:
-    """The harness's table of its thousands of tasks; reading it takes seconds."""
-    return _import_harness().TaskManager()
+@functools.lru_cache(maxsize=4)
+def _index_tasks(folder: str | None) -> Any:
+    """The harness's table of tasks: one folder's, or all of its thousands, which takes long."""
+    harness = _import_harness()
+    if folder is None:
+        return harness.TaskManager()
+    path = Path(harness.__file__).parent / "tasks" / folder
+    return harness.TaskManager(include_path=str(path), include_defaults=False)
 
 
 def _import_harness() -> Any:
