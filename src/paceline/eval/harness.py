@@ -312,6 +312,19 @@ def _import_harness() -> Any:
 
 
 @contextlib.contextmanager
+def _closed_stderr() -> Iterator[None]:
+    """Programs that the harness starts (git, to name its own version) say nothing either."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No bars and no chatter of the harness and of the data sets' library; errors are raised."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
@@ -323,7 +336,7 @@ def _quiet() -> Iterator[None]:
 
         datasets.disable_progress_bars()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), _closed_stderr():
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -23,9 +23,11 @@ def render_quality(record: Mapping[str, Any]) -> RenderableType:
         ("task", "arm", "asked", "right", "wrong", "broken", "cut", "accuracy (95 %)")
     ):
         answers.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
-    losses = Table(box=None, pad_edge=False, title="Against the plain target", title_justify="left")
+    losses = Table(
+        box=None, pad_edge=False, title="Questions lost and won against plain", title_justify="left"
+    )
     for number, column in enumerate(
-        ("task", "pairs", "cut", "only plain", "only arm", "difference", "p", "may lose")
+        ("task", "pairs", "cut", "lost", "won", "difference", "p", "limit")
     ):
         losses.add_column(column, justify="right" if number else "left", no_wrap=True)
     lines = []
