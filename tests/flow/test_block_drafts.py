@@ -49,7 +49,7 @@ def require_equal(found: Served) -> None:
     replay = found.replay
     near = sum(gap <= NEAR for gap in replay.gaps)
     assert replay.num_agree + near == replay.num_steps
-    assert replay.num_agree >= 0.95 * replay.num_steps
+    assert replay.num_agree >= 0.9 * replay.num_steps
     far = max(0.02, near / replay.num_steps)
     assert replay.position_trained == pytest.approx(replay.position_served, abs=far)
 
