@@ -24,8 +24,6 @@ pytestmark = pytest.mark.engine
 
 QUESTIONS = (
     "Name three colours.",
-    "What is the capital of France?",
-    "Count from 1 to 9.",
     "Why is the sky blue?",
 )
 KEPT = 49088  # of 49,152 ids; the last ones hardly occur
@@ -147,7 +145,7 @@ def test_odd_folders_draft_like_the_plain_one(
         texts[name] = [answer.output_ids for answer in answers]
     assert texts["plain"] == texts["bundled"]
     assert texts["wrapped"] == texts["bundled"]
-    assert sum(accepted["bundled"]) > 40  # of 128 tokens
+    assert sum(accepted["bundled"]) > 20  # of 64 tokens
     # the sum over more heads may be rounded in another order; as measured it is the same
     for name in ("plain", "wrapped"):
         for ours, theirs in zip(accepted[name], accepted["bundled"], strict=True):
