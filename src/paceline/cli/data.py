@@ -137,7 +137,7 @@ def vocabulary(
     data: Annotated[Path, typer.Argument(help="A data folder.")],
     target: Annotated[str, typer.Option("--target", help="The target whose tokens they are.")],
 ) -> None:
-    """Print what share of the answers each size of a draft vocabulary can say."""
+    """Print how much of the answers each draft vocabulary can say."""
     from rich import box
     from rich.table import Table
 

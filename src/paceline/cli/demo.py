@@ -44,10 +44,10 @@ class _Field:
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("runs/demo"),
 ) -> None:
-    """Run the competition in miniature: train two drafts, check, serve and score them.
+    """Train two drafts for a small target, check and score them.
 
-    The target is pocket, a small hybrid; its own MTP head is the baseline that scores 100. About
-    five minutes on two cores. An earlier demo at --out is replaced.
+    The competition in miniature: the target is pocket, a small hybrid; its own MTP head is the
+    baseline that scores 100. About five minutes on two cores. An earlier demo at --out is replaced.
     """
     from paceline.cli.arms import open_arms
     from paceline.cli.measure import plan_arms

@@ -100,7 +100,7 @@ def quantize(
         Thinking | None, typer.Option("--thinking", help="With --measure: on or off.")
     ] = None,
 ) -> int:
-    """Make a draft or a target smaller, in the format that vLLM loads.
+    """Make a draft or a target smaller, and say what it cost.
 
     With --measure both are served, one beside the other, and the original is kept (exit code 1)
     where a draft's acceptance fell, or a target's perplexity rose, by more than --max-loss.
