@@ -6,8 +6,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-# Unit tests side by side, a thread each. Of the tests with engines two files at a time: an engine's
-# start is one thread's work.
+# Unit tests side by side, a thread each; engines have both cores to themselves.
 UNIT := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/contract
 
 .PHONY: env demo test check bench test-gpu format
@@ -24,7 +23,7 @@ demo: env
 
 test: env
 	$(UNIT)
-	$(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile tests/flow
+	$(BIN)/python -m pytest -q -m "not gpu" tests/flow
 
 check: env
 	$(BIN)/ruff format --check src tests scripts bench recipes
