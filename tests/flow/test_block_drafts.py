@@ -50,7 +50,7 @@ def require_equal(found: Served) -> None:
     near = sum(gap <= NEAR for gap in replay.gaps)
     assert replay.num_agree + near == replay.num_steps
     assert replay.num_agree >= 0.9 * replay.num_steps
-    far = max(0.02, near / replay.num_steps)
+    far = max(0.02, near / replay.num_steps) + 1e-9  # each of them moves a share by one step
     assert replay.position_trained == pytest.approx(replay.position_served, abs=far)
 
 
