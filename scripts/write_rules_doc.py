@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.records import write_text
 from paceline.validate import RULES, Rule
+from paceline.validate.rules import name_input
 
 PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 HEAD = """# Rules of `paceline validate`
@@ -23,8 +24,9 @@ found.
 
 Without `--target`, `--rules` or `--deep` some rules are checked in part or not at all: every run
 names them in its `not.checked` notes, and `--junit` marks them as skipped. Everything but the
-rules that need `--deep` reads names, JSON, headers and vocabulary maps only, without torch,
-transformers or vLLM.
+rules that need `--deep` or `--run` reads names, JSON, headers and vocabulary maps only, without
+torch, transformers or vLLM. Rules that need `paceline fetch` are checked by that command, and by
+`validate` where its manifest lies beside the folder.
 
 ## In a CI job
 
@@ -93,8 +95,8 @@ def build_entry(rule: Rule) -> str:
 
 
 def name_inputs(rule: Rule) -> str:
-    shown = [f"`--{name}`" for name in rule.needs]
-    return ", ".join([*shown, *(f"in part `--{name}`" for name in rule.partly)])
+    shown = [f"`{name_input(name)}`" for name in rule.needs]
+    return ", ".join([*shown, *(f"in part `{name_input(name)}`" for name in rule.partly)])
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class PacelineError(Exception):
         return f"{text} {self.fix}".rstrip() if self.fix else text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.expected, self.fix))
+        told = (type(self), self.what, self.where, self.expected, self.fix)
+        return (_rebuild, told, self.__dict__.copy())
 
 
 def _rebuild(
@@ -114,7 +115,25 @@ class HubError(PacelineError, RuntimeError):
     """The Hugging Face Hub refused, is out of reach, or holds something else than was named.
 
     exit_code 2 where the user can change it, 6 where the network or the Hub has to recover.
+    `rule` is the id of the rule of `paceline validate` that was broken, "" where there is none.
     """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        expected: str = "",
+        fix: str = "",
+        exit_code: int = 0,
+        rule: str = "",
+    ) -> None:
+        super().__init__(what, where=where, expected=expected, fix=fix, exit_code=exit_code)
+        self.rule = rule
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text} (rule {self.rule})" if self.rule else text
 
 
 class StorageError(PacelineError, OSError):

@@ -175,11 +175,13 @@ def _explain(rule_id: str, as_json: bool, *, alone: bool) -> None:
 
 
 def _list_facts(rule: Rule) -> list[tuple[str, str]]:
+    from paceline.validate.rules import name_input
+
     facts = {key: value for key, value in asdict(rule).items() if isinstance(value, str)}
     shown = [(key, facts[key]) for key in ("severity", "why", "message", "fix")]
     for label, names in (("needs", rule.needs), ("in part needs", rule.partly)):
         if names:
-            shown.append((label, ", ".join(f"--{name}" for name in names)))
+            shown.append((label, ", ".join(map(name_input, names))))
     module, _, function = rule.by.rpartition(".")
     return [*shown, ("checked by", f"paceline.{module}: {function}")]
 

@@ -161,43 +161,20 @@ def _reason(problem: Exception) -> str:
 
 
 def _raise_refusal(problem: HfHubHTTPError, hub: Hub, where: str) -> NoReturn:
-    from huggingface_hub.errors import (
-        DisabledRepoError,
-        EntryNotFoundError,
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 
     status = problem.response.status_code
     said = show_text((problem.server_message or "").strip()[:300])
-    token_fix = (
-        "Use a token of an account that has access (HF_TOKEN or `hf auth login`)."
-        if hub.has_token
-        else "Set HF_TOKEN, or run `hf auth login`."
-    )
-    what, fix = f"the Hub refused with status {status}: {said or 'no reason given'}", ""
-    if isinstance(problem, GatedRepoError):
-        what = "the repository is gated and this account has not been let in"
-        if not hub.has_token:
-            what = "the repository is gated and no token was given"
-        fix = f"Ask its owner for access on its page. {token_fix}"
-    elif isinstance(problem, DisabledRepoError):
-        what = "the Hub has disabled this repository"
-    elif isinstance(problem, RevisionNotFoundError):
-        what = "the repository has no such commit"
+    what, fix, rule = f"the Hub refused with status {status}: {said or 'no reason given'}", "", ""
+    if isinstance(problem, RevisionNotFoundError):
+        what, rule = "the repository has no such commit", "repo.moved"
         fix = "Check the 40 digits; a commit that was rewritten away is gone."
     elif isinstance(problem, EntryNotFoundError):
-        what = "a listed file is not there any more"
+        what, rule = "a listed file is not there any more", "repo.moved"
         fix = "Run the same command again."
-    elif status == 401 and hub.has_token and "credential" in said.lower():
-        what, fix = "the Hub does not know this token", token_fix
-    elif isinstance(problem, RepositoryNotFoundError) or status in (401, 404):
-        seen = "this token may not see it" if hub.has_token else "it is private"
-        what, fix = f"there is no such repository, or {seen}", f"Check the name. {token_fix}"
-    elif status == 403:
-        what = f"this token may not do that: {said or 'forbidden'}"
-        fix = "Use a token with write access to that owner."
+    elif status in (401, 403, 404):
+        rule = "repo.access"
+        what, fix = _explain_access(problem, hub, said)
     elif status in (409, 412):
         what = f"the repository changed meanwhile: {said or 'conflict'}"
         fix = "Run the same command again."
@@ -215,4 +192,33 @@ def _raise_refusal(problem: HfHubHTTPError, hub: Hub, where: str) -> NoReturn:
             where=where,
             fix="Run the same command again later; what was transferred is kept.",
         ) from None
-    raise HubError(what, where=where, fix=fix) from None
+    raise HubError(what, where=where, fix=fix, rule=rule) from None
+
+
+def _explain_access(problem: HfHubHTTPError, hub: Hub, said: str) -> tuple[str, str]:
+    """`repo.access`: (what is wrong, what to do) of a 401, 403 or 404."""
+    from huggingface_hub.errors import DisabledRepoError, GatedRepoError, RepositoryNotFoundError
+
+    status = problem.response.status_code
+    token_fix = (
+        "Use a token of an account that has access (HF_TOKEN or `hf auth login`)."
+        if hub.has_token
+        else "Set HF_TOKEN, or run `hf auth login`."
+    )
+    if isinstance(problem, GatedRepoError):
+        who = "this account has not been let in" if hub.has_token else "no token was given"
+        return (
+            f"the repository is gated and {who}",
+            f"Ask its owner for access on its page. {token_fix}",
+        )
+    if isinstance(problem, DisabledRepoError):
+        return "the Hub has disabled this repository", ""
+    if status == 401 and hub.has_token and "credential" in said.lower():
+        return "the Hub does not know this token", token_fix
+    if isinstance(problem, RepositoryNotFoundError) or status in (401, 404):
+        seen = "this token may not see it" if hub.has_token else "it is private"
+        return f"there is no such repository, or {seen}", f"Check the name. {token_fix}"
+    return (
+        f"this token may not do that: {said or 'forbidden'}",
+        "Use a token with write access to that owner.",
+    )

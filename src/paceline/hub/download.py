@@ -69,12 +69,16 @@ def open_plain(name: str, folder_handle: int, flags: int) -> int:
         handle = os.open(name, flags, 0o644, dir_fd=folder_handle)
     except OSError as problem:
         if problem.errno == 40:  # ELOOP
-            raise HubError("is a symbolic link", where=name, fix="Remove it.") from None
+            raise HubError(
+                "is a symbolic link", where=name, fix="Remove it.", rule="fs.type"
+            ) from None
         raise
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(handle)
-        raise HubError("is not a regular file of its own", where=name, fix="Remove it.")
+        raise HubError(
+            "is not a regular file of its own", where=name, fix="Remove it.", rule="fs.type"
+        )
     return handle
 
 
@@ -179,6 +183,7 @@ def _get(
             where=where,
             expected=f"{entry.num_bytes:,} bytes",
             fix="Do not use this repository: what it serves is not what the commit holds.",
+            rule="lfs.hash",
         ) from None
     except OSError as problem:
         if problem.errno is not None:
@@ -211,6 +216,7 @@ def _require_listed(handle: int, hashes: FileHashes, entry: Entry, ref: HubRef) 
             where=where,
             expected=entry.lfs_sha256 or entry.blob_id,
             fix="Run the same command again. If it stays so, do not use this repository.",
+            rule="lfs.hash",
         )
 
 
@@ -220,4 +226,5 @@ def _pointer_error(where: str, entry: Entry) -> HubError:
         where=where,
         expected=f"{entry.num_bytes:,} bytes of content" if entry.lfs_sha256 else "the content",
         fix="Its author uploads the file again (`paceline submit`) and names the new commit.",
+        rule="lfs.pointer",
     )

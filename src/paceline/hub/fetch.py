@@ -179,12 +179,14 @@ def _check_again(hub: Hub, ref: HubRef, out: Path, kind: Kind, max_bytes: int) -
             where=str(ref),
             expected="what was fetched before",
             fix="A commit cannot change; treat the repository as replaced.",
+            rule="repo.moved",
         )
     if differences := verify_folder(out):
         raise HubError(
             f"the folder is not what was fetched: {differences[0]}",
             where=str(out),
             fix="Remove the folder and fetch it again.",
+            rule="repo.moved",
         )
     return manifest
 

@@ -56,6 +56,7 @@ def list_files(hub: Hub, ref: HubRef, *, kind: Kind, max_bytes: int) -> Listing:
             where=where,
             expected="the commit that was named",
             fix="A branch or tag may be spelled like a commit; name the commit itself.",
+            rule="rev.sha",
         )
     items = ask(
         hub,
@@ -73,6 +74,7 @@ def list_files(hub: Hub, ref: HubRef, *, kind: Kind, max_bytes: int) -> Listing:
             where=where,
             expected=f"at most {_MAX_ENTRIES[kind]}",
             fix="Keep the draft in a repository of its own." if kind == "draft" else "",
+            rule="fs.count",
         )
     return _sort_out(items, ref, kind, max_bytes)
 
@@ -93,7 +95,9 @@ def _sort_out(items: Iterable[Any], ref: HubRef, kind: Kind, max_bytes: int) -> 
         other = entries.setdefault(name.casefold(), entry)
         if other is not entry:
             raise HubError(
-                f"'{name}' and '{other.name}' are one name on some disks", where=str(ref)
+                f"'{name}' and '{other.name}' are one name on some disks",
+                where=str(ref),
+                rule="fs.flat",
             )
         _check_size(entry, ref, kind)
     if left_out and kind == "draft":
@@ -105,6 +109,7 @@ def _sort_out(items: Iterable[Any], ref: HubRef, kind: Kind, max_bytes: int) -> 
             expected="config.json, model.safetensors (or numbered shards and their index),"
             " spec.json, metadata.json, README.md, LICENSE",
             fix="Its author removes them and names the new commit; nothing was downloaded.",
+            rule="fs.allow",
         )
     if not entries:
         raise HubError(f"the repository holds no {kind} at this commit", where=str(ref))
@@ -118,6 +123,7 @@ def _sort_out(items: Iterable[Any], ref: HubRef, kind: Kind, max_bytes: int) -> 
             where=str(ref),
             expected=f"at most {max_bytes:,}",
             fix="Nothing was downloaded; raise the limit with --max-bytes if that is meant.",
+            rule="fs.size",
         )
     return listing
 
@@ -138,6 +144,7 @@ def _require_plain(name: Any, ref: HubRef) -> None:
             where=str(ref),
             expected="plain names inside the repository",
             fix="Do not use this repository. Nothing was downloaded.",
+            rule="fs.flat",
         )
 
 
@@ -173,4 +180,5 @@ def _check_size(entry: Entry, ref: HubRef, kind: Kind) -> None:
             where=str(ref),
             expected=f"at most {limit:,} for a file that is not weights",
             fix="Nothing was downloaded.",
+            rule="fs.size",
         )

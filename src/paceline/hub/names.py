@@ -60,6 +60,7 @@ def parse_repo_id(text: str) -> str:
         raise HubError(
             f"'{show_value(text)}' is not the name of a repository",
             expected="owner/name of letters, digits, '.', '_' and '-'",
+            rule="repo.id",
         )
     return text
 
@@ -73,10 +74,15 @@ def parse_ref(text: str) -> HubRef:
             f"'{show_value(text)}' names no commit",
             expected=f"{repo_id}@ and the 40 hex digits of a commit",
             fix="Copy the commit from the repository's history; `paceline submit` prints it.",
+            rule="rev.sha",
         )
+    return HubRef(repo_id=repo_id, commit=_parse_commit(revision, where=text))
+
+
+def _parse_commit(revision: str, *, where: str) -> str:
     commit = revision.lower()
     if _COMMIT.fullmatch(commit):
-        return HubRef(repo_id=repo_id, commit=commit)
+        return commit
     if re.fullmatch(r"[0-9a-f]{4,39}", commit):
         what = f"'{commit}' is a shortened commit, and another commit may begin alike"
     else:
@@ -86,9 +92,10 @@ def parse_ref(text: str) -> HubRef:
         )
     raise HubError(
         what,
-        where=show_value(text),
+        where=show_value(where),
         expected="the 40 hex digits of a commit",
         fix="Copy the full commit from the repository's history.",
+        rule="rev.sha",
     )
 
 

@@ -223,6 +223,7 @@ def _require_same(ref: HubRef, files: dict[str, FileHashes]) -> None:
             expected=problem.expected,
             fix=fix,
             exit_code=problem.exit_code,
+            rule=problem.rule,
         ) from problem
     back = {name: item["sha256"] for name, item in manifest["files"].items()}
     sent = {name: hashes.sha256 for name, hashes in files.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from paceline.validate.report import Finding, Report
-from paceline.validate.rules import RULES, Rule
+from paceline.validate.rules import RULES, Rule, name_input
 
 __all__ = ["render_junit"]
 
@@ -55,7 +55,7 @@ def _render_case(
     head = f"<testcase classname={_attribute(rule.group)} name={_attribute(rule.rule_id)}"
     body = []
     if is_skipped:
-        needs = " and ".join(f"--{name}" for name in rule.needs)
+        needs = " and ".join(map(name_input, rule.needs))
         body.append(f"<skipped message={_attribute(f'needs {needs}')}/>")
     for item in bad[:1]:  # one failure a case; its text holds all of them
         text = "\n".join(map(_describe, bad))

@@ -11,16 +11,18 @@ from typing import Any
 
 from paceline.errors import RulesError
 
-__all__ = ["GROUPS", "INPUTS", "RULES", "Rule", "find_rule", "list_unchecked"]
+__all__ = ["GROUPS", "INPUTS", "RULES", "Rule", "find_rule", "list_unchecked", "name_input"]
 
 SEVERITIES = ("error", "warning", "note")
-INPUTS = ("target", "rules", "deep", "run")
+INPUTS = ("target", "rules", "deep", "run", "fetch")
 _TEXTS = ("severity", "summary", "why", "message", "fix", "by")
 
 # The part of an id before the dot, and what it is about.
 GROUPS: dict[str, str] = {
+    "rev": "Where it comes from",
+    "repo": "Where it comes from",
+    "lfs": "Where it comes from",
     "fs": "Files",
-    "lfs": "Files",
     "json": "JSON",
     "spec": "spec.json and metadata.json",
     "k": "spec.json and metadata.json",
@@ -87,6 +89,11 @@ def _build_rule(rule_id: str, row: dict[str, Any]) -> Rule:
 
 
 RULES: dict[str, Rule] = _read_table()
+
+
+def name_input(name: str) -> str:
+    """How a user gives an input: "--deep", or the command that leaves it."""
+    return "paceline fetch" if name == "fetch" else f"--{name}"
 
 
 def find_rule(rule_id: str) -> Rule:

@@ -32,6 +32,7 @@ from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
 from paceline.validate.memory import check_estimate, check_load
 from paceline.validate.mtp import check_mtp
+from paceline.validate.provenance import check_provenance, has_manifest
 from paceline.validate.quantization import check_quantization
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
 from paceline.validate.rules import list_unchecked
@@ -80,6 +81,7 @@ def validate_draft(
                 ("rules", case.is_contest),
                 ("deep", deep),
                 ("run", run),
+                ("fetch", has_manifest(case)),
             )
             if not is_given
         ]
@@ -145,6 +147,7 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
         return
     # With an unknown family the folder is checked as one with weights: more is told, not less.
     has_weights = case.family is None or METHODS[case.family].has_weights
+    yield from check_provenance(case, deep=deep)
     yield from check_files(case.scan.path, has_weights=has_weights)
     yield from map(from_problem, case.scan.problems)
     yield from _check_present(case, has_weights)
@@ -281,6 +284,15 @@ def _tell_unchecked(case: Case, has_weights: bool, deep: bool, run: bool) -> Ite
             where="--deep",
             expected="all rules",
             fix="Give --deep.",
+        )
+    if not has_manifest(case):
+        yield finding(
+            "not.checked",
+            "",
+            f"the folder was not fetched from the Hub: {_name_rules('fetch')}",
+            where="paceline fetch",
+            expected="a folder with its manifest beside it",
+            fix="`paceline fetch OWNER/NAME@COMMIT` checks these, and keeps what it saw.",
         )
     if not run:
         yield finding(

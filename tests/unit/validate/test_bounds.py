@@ -37,10 +37,10 @@ def test_many_small_tensors_are_not_held_against_every_layer_of_the_target(tmp_p
     for number in range(1200):
         tensors[f"t{number}"] = values
     write_safetensors(folder / "model.safetensors", tensors)
-    begin = time.monotonic()
+    begin = time.process_time()
     report = validate_draft(folder, target=build_target_facts(target), deep=True)
     assert report.verdict == "fail"
-    assert time.monotonic() - begin < 8, "all pairs: 15 s and more"
+    assert time.process_time() - begin < 8, "all pairs: 15 s and more"
     assert len(report.findings) < 500, "one screen, not twelve hundred lines"
 
 
@@ -63,9 +63,9 @@ def test_many_patterns_of_ignored_modules_cost_seconds_at_most(tmp_path: Path) -
         }
         write_folder(case, folder, build_tensors_of(case))
         (folder / "config.json").write_text(json.dumps(config))
-        begin = time.monotonic()
+        begin = time.process_time()
         assert validate_draft(folder, deep=True).verdict == "fail"
-        assert time.monotonic() - begin < 5
+        assert time.process_time() - begin < 5
 
 
 def test_a_report_says_how_much_it_leaves_out() -> None:

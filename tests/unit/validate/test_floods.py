@@ -59,9 +59,9 @@ def test_keys_without_effect_hide_no_wrong_one(count: int, tmp_path: Path) -> No
     )
     for number, wrong in enumerate(wrongs):
         folder = build_draft(tmp_path / str(number), config={**strange, **wrong})
-        begin = time.monotonic()
+        begin = time.process_time()
         assert errors(folder)
-        assert time.monotonic() - begin < 5
+        assert time.process_time() - begin < 5
         with pytest.raises(DraftError):
             read_draft(folder)
 
@@ -75,9 +75,9 @@ def test_keys_without_effect_of_an_envelope(tmp_path: Path) -> None:
 def test_long_keys_cost_nothing(tmp_path: Path) -> None:
     strange = {"k" * 4000 + str(i): 1 for i in range(60)}
     folder = build_draft(tmp_path / "d", config=strange)
-    begin = time.monotonic()
+    begin = time.process_time()
     assert not errors(folder)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_a_tensor_more_is_told_beside_many(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def test_a_name_is_a_plain_name(name: str) -> None:
 def test_the_dearest_pattern_ends_at_once() -> None:
     steps = parse_pattern(".*.*.*.*" + "a" * 119 + "$", is_regex=True)
     assert steps is not None
-    began = time.monotonic()
+    began = time.process_time()
     assert not matches_name(steps, "a" * 256 + "b")
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def fused_rules(folder: Path) -> set[str]:
@@ -115,9 +115,9 @@ def test_quantization_settings(
 def test_a_hostile_list_of_patterns_costs_no_time(tmp_path: Path) -> None:
     hostile = {"ignore": ["re:" + "(a+)+" * 8 + "$"] * 1500, "targets": ["re:" + ".*" * 30] * 1500}
     folder = build_draft(tmp_path / "d", config={"quantization_config": hostile})
-    began = time.monotonic()
+    began = time.process_time()
     assert "q.regex" in fused_rules(folder)
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ SOURCES = Path(paceline.__file__).parent
 
 
 def test_every_rule_has_a_bad_folder() -> None:
-    """Rules of a served draft have theirs in the flow tests."""
-    static = {rule.rule_id for rule in RULES.values() if "run" not in rule.needs}
+    """Rules of a served draft have theirs in the flow tests, of a fetched one in those of hub."""
+    static = {rule.rule_id for rule in RULES.values() if not {"run", "fetch"} & {*rule.needs}}
     assert set(BAD_FOLDERS) == static
 
 
@@ -78,13 +78,14 @@ def test_the_function_that_a_row_names_exists_and_tells_the_rule(rule: str) -> N
 
 def test_every_rule_id_in_the_source_is_in_the_table() -> None:
     quoted = re.compile(
-        r'"((?:fs|json|cfg|st|idx|ten|k|meta|rules|spec|q|lfs|mem|not)\.[a-z_0-9]+)"'
+        r'"((?:rev|repo|fs|json|cfg|st|idx|ten|k|meta|rules|spec|q|lfs|mem|not)\.[a-z_0-9]+)"'
     )
     files = {"spec.json", "fc.weight", "rules.toml"}
     used = set()
     for path in [
         *SOURCES.glob("validate/*.py"),
         *SOURCES.glob("draft/*.py"),
+        *SOURCES.glob("hub/*.py"),
         *SOURCES.glob("*.py"),
     ]:
         used |= set(quoted.findall(path.read_text()))
