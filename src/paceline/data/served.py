@@ -26,7 +26,7 @@ from paceline.target import TargetFacts
 __all__ = ["ServedTarget", "open_server"]
 
 _TIMEOUT_S = 600.0
-_TRIES = 4
+_TRIES, _WAIT_S = 4, 1.0
 _REASONS = ("stop", "length")
 
 
@@ -55,12 +55,13 @@ class ServedTarget:
     ) -> list[Answer]:
         """Answers in request order; on_answer from one thread at a time, as each finishes.
 
-        Raises EngineError when the server fails; a request is tried four times before that.
+        Raises EngineError when the server fails; a request is tried four times before that, and
+        those under way then still end (their answers are not lost), without a further try.
         """
-        lock, local = threading.Lock(), threading.local()
+        lock, local, stopping = threading.Lock(), threading.local(), threading.Event()
 
         def ask(request: Request) -> Answer:
-            answer = self._ask(request, local)
+            answer = self._ask(request, local, stopping)
             with lock:
                 if on_answer is not None:
                     on_answer(answer)
@@ -70,11 +71,13 @@ class ServedTarget:
         futures = [pool.submit(ask, request) for request in requests]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
-            return [future.result() for future in futures if future.done()]
         finally:
+            stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown()  # those under way end
+        return [future.result() for future in futures]
 
-    def _ask(self, request: Request, local: threading.local) -> Answer:
+    def _ask(self, request: Request, local: threading.local, stopping: threading.Event) -> Answer:
         sampling = request.sampling
         body = {
             "model": self.model,
@@ -94,9 +97,9 @@ class ServedTarget:
                 break
             except (OSError, http.client.HTTPException) as problem:
                 local.connection = None
-                if attempt + 1 == _TRIES:
+                if attempt + 1 == _TRIES or stopping.is_set():
                     raise _unreachable(self._url, problem) from None
-                time.sleep(2.0**attempt)
+                time.sleep(_WAIT_S * 2.0**attempt)
         return self._read(request, found, sent)
 
     def _read(self, request: Request, found: dict[str, Any], sent: float) -> Answer:

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from paceline.target import TargetFacts
 @contextlib.contextmanager
 def server(**changes: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """(URL, bodies asked). Says "ok N" for a prompt of N tokens; changes: ids, statuses (one a
-    request, then 200), models, reason."""
+    request, then 200), slow (seconds before an answer of 200), models, reason."""
     ids, models = changes.get("ids", True), changes.get("models", [{"id": "toy"}])
     statuses, reason = list(changes.get("statuses", ())), changes.get("reason", "stop")
     seen: list[dict[str, Any]] = []
@@ -40,6 +41,7 @@ def server(**changes: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append(body)
             status = statuses.pop(0) if statuses else 200
+            time.sleep(changes.get("slow", 0.0) if status == 200 else 0.0)
             text = f"ok {len(body['prompt'])}"
             choice: dict[str, Any] = {"text": text, "finish_reason": reason}
             if ids and body.get("return_token_ids"):
@@ -105,7 +107,7 @@ def test_sampling_goes_along_with_a_seed_a_prompt(target: TargetFacts, tmp_path:
 def test_a_busy_server_is_asked_again_and_a_stopped_run_goes_on(
     target: TargetFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.data.served.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("paceline.data.served._WAIT_S", 0.0)
     tokenizer = open_tokenizer(target)
     with server(tokenizer=tokenizer, statuses=[200] * 3 + [503] * 400) as (url, _):
         with pytest.raises(EngineError, match="503") as caught:
@@ -116,6 +118,17 @@ def test_a_busy_server_is_asked_again_and_a_stopped_run_goes_on(
     with server(tokenizer=tokenizer, statuses=[503, 429, 503]) as (url, seen):
         answer(url, target, tmp_path)
     assert len(seen) == 12 - done + 3
+
+
+def test_answers_under_way_when_another_fails_are_kept(
+    target: TargetFacts, tmp_path: Path
+) -> None:
+    changes = {"tokenizer": open_tokenizer(target), "statuses": [200, 400, 200, 400], "slow": 0.3}
+    with server(**changes) as (url, seen), pytest.raises(EngineError, match="400"):
+        answer(url, target, tmp_path)
+    done = len((tmp_path / "data" / "rows.jsonl").read_text().splitlines())
+    assert done == len(seen) - 2
+    assert done >= 1
 
 
 def test_refusals(target: TargetFacts, tmp_path: Path) -> None:
