@@ -1,4 +1,5 @@
-"""One process of a run of test_ranks.py, or with --launch N the launcher of N of them.
+"""One process of a run of test_ranks.py, or with --launch N the launcher of N of them; both are
+forked by warm_processes.py.
 
     rank_process.py JOB.json
     rank_process.py --launch N [--machines M --meet-at HOST:PORT] JOB.json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from warm_processes import start_forks_of_workers
 
 from paceline.cli import main
 from paceline.cli.app import app
@@ -62,6 +64,7 @@ def rank_process(
         from paceline.train import launch as launcher
 
         launcher._COMMAND = (__file__,)
+        start_forks_of_workers()
         code = launch_training(
             [str(path)],
             num_processes=launch,
@@ -70,13 +73,12 @@ def rank_process(
             device="cpu",
         )
         raise typer.Exit(code)
-    import torch
     from tiny import make_recipe
 
     from paceline.target import read_target
 
     job = json.loads(path.read_text())
-    torch.set_num_threads(1)
+    Path(f"{job['log']}.{current_rank()}").write_text(str(os.getpid()))
     if job.get("rank") == current_rank():
         arm(job)
 
@@ -98,6 +100,6 @@ def rank_process(
         )
 
 
-if __name__ == "__main__":
+def run() -> None:
     sys.argv.insert(1, "rank-process")
     main()

@@ -1,16 +1,16 @@
-"""Several processes, started as `paceline train` starts them, train what one trains (gloo, CPU)."""
+"""Several processes, joined as `paceline train` joins them, train what one trains (gloo, CPU)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import make_data
+from warm_processes import WarmProcess, open_door
 
 from paceline.draft import read_draft
 from paceline.records import sha256_file
@@ -38,16 +39,21 @@ class Ended:
 
 @dataclass(frozen=True)
 class Started:
-    process: subprocess.Popen[str]
+    process: WarmProcess
+    said: Path
     log: Path
 
     def wait(self) -> Ended:
         try:
-            said, _ = self.process.communicate(timeout=LIMIT_S)
+            code = self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError("the processes hang") from None
-        return Ended(self.process.returncode, said, read_steps(self.log))
+        return Ended(code, self.said.read_text(), read_steps(self.log))
+
+    def kill(self, rank: int) -> None:
+        pid = int(Path(f"{self.log}.{rank}").read_text())
+        os.kill(pid, signal.SIGKILL)
 
 
 def read_steps(log: Path) -> Steps:
@@ -59,26 +65,27 @@ Start = Callable[..., Started]
 
 
 @pytest.fixture(scope="module")
-def begin(target: TargetFacts, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def begin(
+    target: TargetFacts, data_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
     """begin(out, n, **job): n processes writing to `out`; n = 0 is one without a launcher."""
     folder = tmp_path_factory.mktemp("jobs")
+    keeper, env = open_door(folder)
+    count = itertools.count()
 
     def begin(out: Path, n: int, *, words: tuple[str, ...] = (), **job: Any) -> Started:
-        number = len(list(folder.iterdir()))
-        path, log = folder / f"{number}.json", out.with_name(f"{out.name}-{number}.log")
+        number = next(count)
+        path, said, log = (folder / f"{number}.{kind}" for kind in ("json", "said", "log"))
         places = {"target": str(target.path), "data": str(data_dir), "out": str(out)}
         path.write_text(json.dumps({**places, "log": str(log), **job}))
         launch = ["--launch", str(n), *words] if n else []
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *launch, str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        return Started(process, log)
+        with said.open("w") as file:
+            process = WarmProcess([str(SCRIPT), *launch, str(path)], env=env, stdout=file.fileno())
+        return Started(process, said, log)
 
-    return begin
+    yield begin
+    keeper.kill()
+    keeper.wait()
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +110,32 @@ def require_same_weights(one: Path, other: Path) -> None:
         torch.testing.assert_close(tensor.float(), second[name].float(), rtol=1e-2, atol=2e-4)
 
 
-@pytest.mark.parametrize("sharded_target", [False, True])
-def test_two_processes_train_what_one_trains(
-    begin: Start, alone: tuple[Path, Ended], tmp_path: Path, sharded_target: bool
-) -> None:
-    out = tmp_path / "draft"
-    ended = begin(out, 2, sharded_target=sharded_target).wait()
+@pytest.fixture(scope="module")
+def pair(begin: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The same by two processes."""
+    out = tmp_path_factory.mktemp("pair") / "draft"
+    ended = begin(out, 2).wait()
     assert ended.code == 0, ended.said
+    return out, ended
+
+
+def test_two_processes_train_what_one_trains(
+    alone: tuple[Path, Ended], pair: tuple[Path, Ended]
+) -> None:
+    out, ended = pair
     require_same_curve(ended.steps, alone[1].steps)
     require_same_weights(out, alone[0])
     assert not out.with_name("draft.checkpoint").exists()
+
+
+def test_a_target_in_pieces_changes_nothing(
+    begin: Start, alone: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    out = tmp_path / "draft"
+    ended = begin(out, 2, sharded_target=True).wait()
+    assert ended.code == 0, ended.said
+    require_same_curve(ended.steps, alone[1].steps)
+    require_same_weights(out, alone[0])
 
 
 def test_a_process_without_a_row_waits_for_nobody(begin: Start, tmp_path: Path) -> None:
@@ -160,9 +183,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
 ) -> None:
     """Killed after step 10 in mid-epoch; the rest is as if nothing had happened."""
     out = tmp_path / "draft"
-    stopped = begin(out, before, pause_s=0.2)
+    stopped = begin(out, before, pause_s=0.1)
     wait_for(lambda: len(read_steps(stopped.log)) >= 12)
-    os.kill(child_of(stopped.process.pid) if before else stopped.process.pid, signal.SIGKILL)
+    stopped.kill(rank=1 if before else 0)
     ended = stopped.wait()
     assert ended.code != 0
     if before:
@@ -184,30 +207,24 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def child_of(pid: int) -> int:
-    """The last of a launcher's processes."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[-1])
-
-
 def assert_one_message(said: str) -> None:
     assert "Traceback" not in said
     assert said.count("paceline: ") == 1, said
     assert "internal fault" not in said
 
 
-def test_resumed_on_as_many_processes_it_is_bit_equal(begin: Start, tmp_path: Path) -> None:
-    recipe = {"optim__num_steps": 14}
-    whole = begin(tmp_path / "whole", 2, recipe=recipe)
-    cut = begin(tmp_path / "cut", 2, recipe=recipe, rank=0, at=10**6, pause_s=0.2)
+def test_resumed_on_as_many_processes_it_is_bit_equal(
+    begin: Start, pair: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    out = tmp_path / "draft"
+    cut = begin(out, 2, pause_s=0.1)
     wait_for(lambda: len(read_steps(cut.log)) >= 11)
-    os.kill(child_of(cut.process.pid), signal.SIGKILL)
+    cut.kill(rank=1)
     assert cut.wait().code != 0
-    ended = whole.wait()
-    went_on = begin(tmp_path / "cut", 2, recipe=recipe, resume=True).wait()
-    assert went_on.code == ended.code == 0, went_on.said + ended.said
-    assert went_on.steps == ended.steps[10:]
-    one, other = (load_draft_tensors(read_draft(tmp_path / n)) for n in ("whole", "cut"))
+    went_on = begin(out, 2, resume=True).wait()
+    assert went_on.code == 0, went_on.said
+    assert went_on.steps == pair[1].steps[10:]
+    one, other = (load_draft_tensors(read_draft(path)) for path in (pair[0], out))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
@@ -237,7 +254,7 @@ def test_ctrl_c_keeps_the_step_that_all_finished(
     begin: Start, alone: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     out = tmp_path / "draft"
-    run = begin(out, 2, pause_s=0.2)
+    run = begin(out, 2, pause_s=0.1)
     wait_for(lambda: len(read_steps(run.log)) >= 3)
     run.process.send_signal(signal.SIGINT)
     ended = run.wait()
