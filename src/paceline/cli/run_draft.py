@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,14 @@ from paceline.errors import PlanError
 if TYPE_CHECKING:
     from paceline.draft import Draft
     from paceline.rules import Rules
-    from paceline.serve import Observed, SmokeTest
+    from paceline.serve import Observed, RunCase, SmokeTest, Told
     from paceline.target import TargetFacts
     from paceline.validate import Finding, Report
 
 __all__ = ["add_run"]
 
 _DEFAULT_RULES = "emc2-2027"
-_NUM_PROMPTS = 8
+_NUM_PROMPTS = 16
 _NUM_TOKENS = 32  # answered to each prompt
 _NUM_LONG_TOKENS = 24
 _MIN_LONG_TOKENS = 64
@@ -44,7 +45,7 @@ def add_run(
     from paceline.draft import read_draft
     from paceline.rules import read_rules
     from paceline.serve import RunCase, check_observed, observe_draft
-    from paceline.validate.report import build_report, finding
+    from paceline.validate.report import build_report
     from paceline.validate.rules import list_unchecked
 
     if not run:
@@ -56,14 +57,13 @@ def add_run(
             report, [], list_unchecked("run")[0], "it has errors", "Correct them first."
         )
     draft = read_draft(folder)
-    context_tokens = (rules or read_rules(_DEFAULT_RULES)).limits.context_tokens
+    rules = rules or read_rules(_DEFAULT_RULES)
+    context_tokens = rules.limits.context_tokens
     test = _build_test(target, draft, context_tokens, run_tokens)
     log_path = _log_path(draft)
-    seen = observe_draft(
-        target, draft, test, log_path=log_path, on_stage=(lambda _: None) if quiet else say
-    )
-    if not quiet:
-        say(f"engine log: {log_path}")
+    on_stage: Callable[[str], None] = (lambda _: None) if quiet else say
+    seen = observe_draft(target, draft, test, log_path=log_path, on_stage=on_stage)
+    on_stage(f"engine log: {log_path}")
     long = test.long_request
     case = RunCase(
         draft=draft,
@@ -73,23 +73,67 @@ def add_run(
         estimate_bytes=_foresee(report, target, draft, seen, context_tokens),
         is_hybrid=target.is_hybrid,
     )
-    found = [
-        finding(
-            told.problem.rule,
-            told.problem.file,
-            told.problem.message,
-            where=told.problem.where,
-            found=told.problem.found,
-            expected=told.problem.expected,
-            fix=told.problem.fix,
-            severity=told.severity,
-        )
-        for told in check_observed(case)
-    ]
+    found = [_as_finding(told) for told in check_observed(case)]
     unreached = _list_unreached(seen)
+    if seen.error is None:
+        more, missed = _look_beside(case, test, target, rules, log_path, on_stage)
+        found, unreached = [*found, *more], (*unreached, *missed)
     if not unreached:
         return build_report([*report.findings, *found], unchecked=report.unchecked)
     return _with_unreached(report, found, unreached, "the run ended early", "See run.boot.")
+
+
+def _look_beside(
+    case: RunCase,
+    test: SmokeTest,
+    target: TargetFacts,
+    rules: Rules,
+    log_path: Path,
+    on_stage: Callable[[str], None],
+) -> tuple[list[Finding], tuple[str, ...]]:
+    """(findings of the second boot and of the texts, rules for which nothing was seen)."""
+    from paceline.eval import find_text_faults
+    from paceline.serve import check_repeat, observe_beside
+    from paceline.validate.report import finding
+
+    beside = observe_beside(
+        target, case.draft, test, case.seen, log_path=log_path, on_stage=on_stage
+    )
+    found = [_as_finding(told) for told in check_repeat(case, beside)]
+    if beside.plain is None:
+        return found, ("run.fidelity",)
+    faults, num_forks = find_text_faults(beside.plain, case.seen.answers, beside.choices, rules)
+    if faults:
+        total = len(beside.plain)
+        found.append(
+            finding(
+                "run.fidelity",
+                "",
+                f"the draft changes the target's text: {'; '.join(faults)}",
+                found=f"{num_forks} of {total} answers really fork",
+                expected="the target's own text, but for near ties",
+                fix="A draft never changes the text: look for a corrupted state (hybrid targets),"
+                " and at the engine's version.",
+                # one fork of 16 can be the machine's, as two boots of the target would show
+                severity="warning" if len(faults) == 1 and num_forks == 1 else None,
+            )
+        )
+    return found, ()
+
+
+def _as_finding(told: Told) -> Finding:
+    from paceline.validate.report import finding
+
+    return finding(
+        told.problem.rule,
+        told.problem.file,
+        told.problem.message,
+        where=told.problem.where,
+        found=told.problem.found,
+        expected=told.problem.expected,
+        fix=told.problem.fix,
+        severity=told.severity,
+    )
 
 
 def _list_unreached(seen: Observed) -> tuple[str, ...]:
@@ -105,6 +149,8 @@ def _list_unreached(seen: Observed) -> tuple[str, ...]:
         "run.finite": seen.logits,
         "run.coverage": seen.long_answer,
         "run.zero": seen.answers or None,
+        "run.fidelity": None,
+        "run.repeat": None,
     }
     return tuple(rule for rule, value in reached.items() if value is None)
 

@@ -26,8 +26,10 @@ from paceline.eval.openai_server import ask_server, find_model
 from paceline.eval.quality_record import QUALITY_FORMAT, build_quality
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
+from paceline.eval.run_texts import find_text_faults
 from paceline.eval.samples import build_samples
 from paceline.eval.score import score_run
+from paceline.eval.together import measure_together
 from paceline.eval.transcript import read_answers
 
 __all__ = [
@@ -55,12 +57,14 @@ __all__ = [
     "converse_server",
     "find_model",
     "find_noise_floor",
+    "find_text_faults",
     "hash_questions",
     "keep_noise_floor",
     "measure_arm",
     "measure_cycles",
     "measure_noise_floor",
     "measure_run",
+    "measure_together",
     "read_answers",
     "score_run",
     "write_result",

@@ -9,16 +9,19 @@ note on copies has the figures. What is not seen: rows or columns in another ord
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.safetensors_header import TensorInfo, scan_header
+from paceline.validate.packed_values import PackedMatrix, list_packed, read_packed
 from paceline.validate.scan import FLOAT_BITS, decode, open_plain
 
 __all__ = [
@@ -38,12 +41,14 @@ __all__ = [
 # to 0.99 after 45 million; layers trained apart have up to 0.14. See docs/decisions, copied layers.
 NEARLY_IDENTICAL = 0.995
 STARTED_FROM = 0.5
+_MAX_NOISE = 0.1  # of four bits with one scale a row; more says that the grid is not the matrix's
 _NUM_ROWS, _NUM_COLUMNS = 16, 256
 _MIN_VALUES = 64
 _MAX_FILES = 1024
 _LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 _ENDS = re.compile(r"(embed_tokens|lm_head|wte|embed_out)\.weight$")
 # How closely a value comes back after it was rounded, or cut, to a dtype.
+_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "input_scale")
 _ROUNDING = {
     "BF16": 2.0**-8,
     "F16": 2.0**-10,
@@ -56,11 +61,12 @@ _ROUNDING = {
 @dataclass(frozen=True, kw_only=True)
 class TargetMatrix:
     """kind: "layer" (what a contest may forbid to copy), "mtp" (the native head) or "ends"
-    (embeddings and output layer, which a draft may share)."""
+    (embeddings and output layer, which a draft may share). packed: where it is quantised."""
 
     path: Path
     tensor: TensorInfo
     kind: str
+    packed: PackedMatrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,24 +97,46 @@ class Copy:
 
 
 def list_target_matrices(folder: Path) -> list[TargetMatrix]:
-    """The target's float matrices, from its headers alone; unreadable files are left out."""
+    """The target's matrices, plain or packed, by its headers; unreadable files are left out."""
     found = []
     for path in sorted(folder.glob("*.safetensors"))[:_MAX_FILES]:
         real = path.resolve()
         header, _ = scan_header(real)
-        for name, tensor in (header.tensors if header else {}).items():
-            if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_BITS:
-                continue
-            if name.startswith("mtp.") or ".mtp." in name:
-                kind = "mtp"
-            elif _ENDS.search(name):
-                kind = "ends"
-            elif _LAYER.search(name):
-                kind = "layer"
-            else:
-                continue
-            found.append(TargetMatrix(path=real, tensor=tensor, kind=kind))
+        held = header.tensors if header else {}
+        packed = _list_packed(real, held)
+        plain = {
+            name: tensor
+            for name, tensor in held.items()
+            if len(tensor.shape) == 2
+            and tensor.dtype in FLOAT_BITS
+            and not name.endswith(_SCALE_NAMES)
+        }
+        for name in {**plain, **packed}:
+            kind = _tell_kind(name)
+            if kind is not None:
+                tensor = packed[name].tensor if name in packed else plain[name]
+                found.append(
+                    TargetMatrix(path=real, tensor=tensor, kind=kind, packed=packed.get(name))
+                )
     return found
+
+
+def _tell_kind(name: str) -> str | None:
+    if name.startswith("mtp.") or ".mtp." in name:
+        return "mtp"
+    if _ENDS.search(name):
+        return "ends"
+    return "layer" if _LAYER.search(name) else None
+
+
+def _list_packed(path: Path, held: Mapping[str, TensorInfo]) -> dict[str, PackedMatrix]:
+    if not any(tensor.dtype in ("I32", "I8") for tensor in held.values()):
+        return {}
+    handle = open_plain(path)
+    try:
+        return list_packed(held, handle)
+    finally:
+        os.close(handle)
 
 
 def list_places(shape: tuple[int, ...], other: tuple[int, ...]) -> list[Place]:
@@ -176,6 +204,9 @@ def _read_sample(matrix: TargetMatrix, place: Place, handle: int) -> NDArray[np.
     """The target's values on the grid: one short read a row."""
     tensor = matrix.tensor
     rows, columns = _grid(place.region)
+    if matrix.packed is not None:
+        flat = (rows[:, None] + place.theirs[0]) * tensor.shape[1] + columns + place.theirs[1]
+        return read_packed(handle, matrix.packed, flat).values
     size = tensor.num_bytes // tensor.num_elements
     parts = []
     for row, run in zip(rows.tolist(), columns, strict=True):
@@ -187,25 +218,37 @@ def _read_sample(matrix: TargetMatrix, place: Place, handle: int) -> NDArray[np.
     return np.stack(parts)
 
 
-def measure_similarity(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
+def measure_similarity(
+    mine: NDArray[np.float32], theirs: NDArray[np.float32], *, noise: float = 0.0
+) -> float:
     """0 for matrices that have nothing to do with each other, 1 for one and the same.
 
     The larger of the correlation and what the signs say: signs survive any scaling of rows and
     columns, and row by row also a change of sign. Both are given as the correlation that two
-    normal variables would have.
+    normal variables would have. noise: what rounding to a grid added to `mine`, as a share of its
+    mean square. The correlation is then the one before rounding, and row by row in place of signs,
+    which small values lose.
     """
     sound = np.isfinite(mine) & np.isfinite(theirs)
     if int(np.count_nonzero(sound)) < _MIN_VALUES:
         return 0.0
     left = np.where(sound, mine, 0.0).astype(np.float64)
     right = np.where(sound, theirs, 0.0).astype(np.float64)
-    a, b = left[sound] - left[sound].mean(), right[sound] - right[sound].mean()
-    norm = float(np.sqrt((a @ a) * (b @ b)))
-    linear = abs(float(a @ b)) / norm if norm > 0 else 0.0
+    linear = _correlate(left[sound], right[sound])
+    if noise:
+        rows = [_correlate(a, b) for a, b in zip(left, right, strict=True)]
+        return min(1.0, max(linear, mean(rows)) / math.sqrt(1 - min(noise, _MAX_NOISE)))
     agreement = np.abs(np.mean(_signs(left) * _signs(right), axis=1))
     chance = np.sqrt(2 / np.pi / left.shape[1])  # of the absolute mean of random signs
     excess = max(0.0, (float(agreement.mean()) - chance) / (1 - chance))
     return max(linear, float(np.sin(np.pi / 2 * excess)))
+
+
+def _correlate(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """0 to 1; of a constant 0."""
+    a, b = left - left.mean(), right - right.mean()
+    norm = float(np.sqrt((a @ a) * (b @ b)))
+    return abs(float(a @ b)) / norm if norm > 0 else 0.0
 
 
 def _signs(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -227,6 +270,12 @@ def _describe(
     similarity: float,
 ) -> str:
     """ "cast", "scaled by 2", "nearly identical", with where and whether transposed."""
+    where = (", in a part" if place.is_part else "") + (
+        ", transposed" if place.is_transposed else ""
+    )
+    bits = [dtype[1:] for dtype in dtypes if dtype in ("I4", "I8")]
+    if bits:
+        return f"quantised to {bits[0]} bits (similarity {similarity:.3f} before){where}"
     a, b = mine.astype(np.float64).ravel(), theirs.astype(np.float64).ravel()
     sound = np.isfinite(a) & np.isfinite(b)
     a, b = a[sound], b[sound]
@@ -241,18 +290,19 @@ def _describe(
         how = f"the same scaled by {scale:.3g}"
     else:
         how = f"nearly identical (similarity {similarity:.3f})"
-    where = ", in a part" if place.is_part else ""
-    return how + where + (", transposed" if place.is_transposed else "")
+    return how + where
 
 
 def find_copies(
     tensors: Mapping[str, TensorInfo],
     picked: Mapping[str, Mapping[Place, NDArray[np.float32]]],
     matrices: list[TargetMatrix],
+    noise: Mapping[str, float] | None = None,
 ) -> dict[str, Copy]:
     """Draft tensor -> its closest matrix of the target, where similarity reaches STARTED_FROM.
 
-    picked: by draft tensor and place, the draft's values in the order of `list_wanted`.
+    picked: by draft tensor and place, the draft's values in the order of `list_wanted`. noise: of
+    quantised tensors, what rounding added (see measure_similarity).
     """
     users: dict[tuple[int, ...], list[tuple[str, Place, NDArray[np.float32]]]] = {}
     for name, places in picked.items():
@@ -271,7 +321,8 @@ def find_copies(
                 if key not in samples:
                     samples[key] = _read_sample(matrix, place, handles[matrix.path])
                 theirs = samples[key]
-                similarity = measure_similarity(mine, theirs)
+                added = (noise or {}).get(name, 0.0)
+                similarity = measure_similarity(mine, theirs, noise=added)
                 if similarity < STARTED_FROM:
                     continue
                 if name in best and best[name].similarity >= similarity:

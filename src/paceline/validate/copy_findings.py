@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from paceline.safetensors_header import TensorInfo
 from paceline.validate.case import Case
@@ -54,7 +54,8 @@ def _is_same(case: Case, file: str, tensor: TensorInfo, copy: Copy) -> bool:
 
 
 def _and_others(names: list[str]) -> str:
-    return f"; {len(names) - 1} other matrices likewise" if len(names) > 1 else ""
+    more = len(names) - 1
+    return f"; {more} other {'matrix' if more == 1 else 'matrices'} likewise" if more else ""
 
 
 def _tell_close(
@@ -102,23 +103,32 @@ def _tell_started(
     )
 
 
-def tell_not_compared(case: Case, matrices: list[TargetMatrix]) -> Iterator[Finding]:
-    """A note where packed or quantised weights leave nothing to compare."""
-    packed = any(
-        name.endswith("weight_packed")
+def tell_not_compared(
+    case: Case, matrices: list[TargetMatrix], compared: Container[str]
+) -> Iterator[Finding]:
+    """A note where nothing can be compared: packed weights whose parts do not fit, or a target
+    without matrices. compared: names of the draft's matrices that were."""
+    left_out = [
+        name
         for held in case.scan.tensors_by_file.values()
         for name in held
-    )
-    if case.target is None or not (packed or not any(m.kind == "layer" for m in matrices)):
+        if name.endswith("weight_packed") and name.removesuffix("_packed") not in compared
+    ]
+    has_layers = any(matrix.kind == "layer" for matrix in matrices)
+    if case.target is None or (has_layers and not left_out):
         return
     yield finding(
         "not.checked",
         "",
         "copies of the target's layers were not looked for: "
-        + ("packed weights cannot be compared" if packed else "the target has no plain matrices"),
+        + (
+            f"'{left_out[0]}' cannot be read as a matrix"
+            if has_layers
+            else "the target has no matrices that can be read"
+        ),
         where="ten.copy",
-        expected="plain float matrices on both sides",
-        fix="Compare the draft before it was quantised."
-        if packed
-        else "Point --target at a copy with its weights, not quantised.",
+        expected="plain or packed matrices on both sides",
+        fix="Quantise the draft again."
+        if has_layers
+        else "Point --target at a copy with its weights.",
     )

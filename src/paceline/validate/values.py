@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.safetensors_header import TensorInfo
 from paceline.validate.case import Case
 from paceline.validate.copies import (
+    Place,
     TargetMatrix,
     find_copies,
     list_places,
@@ -18,6 +20,7 @@ from paceline.validate.copies import (
     list_wanted,
 )
 from paceline.validate.copy_findings import tell_copies, tell_not_compared
+from paceline.validate.packed_values import list_packed, read_packed
 from paceline.validate.report import Finding, finding
 from paceline.validate.scan import (
     FLOAT_BITS,
@@ -44,7 +47,8 @@ def check_values(case: Case) -> Iterator[Finding]:
     seen: dict[str, tuple[str, TensorInfo]] = {}
     tensors: dict[str, TensorInfo] = {}
     files: dict[str, str] = {}
-    picked = {}
+    picked: dict[str, Mapping[Place, NDArray[np.float32]]] = {}
+    noise: dict[str, float] = {}
     for file, held in case.scan.tensors_by_file.items():
         handle = open_plain(case.scan.path / file)
         try:
@@ -69,11 +73,23 @@ def check_values(case: Case) -> Iterator[Finding]:
                 yield from _check_twice(case, file, tensor, values, seen)
                 if name.endswith(_SHARED):
                     yield from _check_shared(case, file, name, tensor, matrices)
+            for name, matrix in list_packed(held, handle).items() if shapes else ():
+                if not _is_compared(case, name, len(tensors)):
+                    continue
+                samples = {
+                    place: read_packed(handle, matrix, list_wanted(place, matrix.shape))
+                    for other in shapes
+                    for place in list_places(matrix.shape, other)
+                }
+                tensors[name], files[name] = matrix.tensor, file
+                picked[name] = {place: sample.values for place, sample in samples.items()}
+                noise[name] = max((sample.noise for sample in samples.values()), default=0.0)
         finally:
             os.close(handle)
     if matrices:
-        yield from tell_copies(case, files, tensors, find_copies(tensors, picked, matrices))
-    yield from tell_not_compared(case, matrices)
+        found = find_copies(tensors, picked, matrices, noise)
+        yield from tell_copies(case, files, tensors, found)
+    yield from tell_not_compared(case, matrices, tensors)
 
 
 def _is_compared(case: Case, name: str, num_compared: int) -> bool:
