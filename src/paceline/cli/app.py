@@ -23,6 +23,7 @@ from paceline.cli import (
     submit,
     target,
     train,
+    tune,
     validate,
 )
 
@@ -66,6 +67,7 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("quality")(quality.quality)
 app.command("quantize")(quantize.quantize)
+app.command("tune")(tune.tune)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)

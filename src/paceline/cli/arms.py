@@ -39,6 +39,7 @@ def build_arm_plan(
     num_tokens: int = 0,
     max_num_seqs: int = 8,
     prefix_caching: bool = False,
+    enforce_eager: bool | None = None,
     device: str | None = None,
 ) -> Plan:
     """A plan for "none", "native", a model-free method by name, a bundled draft or a draft folder.
@@ -64,6 +65,7 @@ def build_arm_plan(
             max_model_len=length,
             max_num_seqs=max_num_seqs,
             prefix_caching=prefix_caching,
+            enforce_eager=enforce_eager,
             device=device,
         )
 

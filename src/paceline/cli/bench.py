@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Measure = Callable[[str, Ask, bool], list[dict[str, Any]]]
 
-__all__ = ["bench"]
+__all__ = ["bench", "read_bench_text", "read_regimes"]
 
 _NUM_WARM_UP = 2
 _TEXTS_AT_ONCE = 32
@@ -88,7 +88,7 @@ def bench(
     if baseline_url is not None and not baseline:
         raise PlanError("--baseline-url has no effect with --no-baseline", fix="Leave one out.")
     facts = read_target(target)
-    wanted = _read_regimes(regimes)
+    wanted = read_regimes(regimes)
     longest = max(regime.prompt_tokens + regime.new_tokens for regime in wanted)
     if longest > facts.max_position_embeddings:
         raise PlanError(
@@ -99,7 +99,7 @@ def bench(
         )
     total = sum(regime.prompt_tokens for regime in wanted) * (_NUM_WARM_UP + num_requests)
     requests = build_bench_requests(
-        *_read_text(facts, thinking, total),
+        *read_bench_text(facts, thinking, total),
         wanted,
         num_requests=num_requests,
         num_warm_up=_NUM_WARM_UP,
@@ -144,7 +144,7 @@ def bench(
         say(f"every number: {out}")
 
 
-def _read_regimes(words: list[str] | None) -> tuple[Regime, ...]:
+def read_regimes(words: list[str] | None) -> tuple[Regime, ...]:
     from paceline.eval import REGIMES, Regime
 
     if not words:
@@ -164,7 +164,7 @@ def _read_regimes(words: list[str] | None) -> tuple[Regime, ...]:
     return tuple(found)
 
 
-def _read_text(
+def read_bench_text(
     target: TargetFacts, thinking: Thinking, num_tokens: int
 ) -> tuple[list[int], tuple[tuple[int, ...], tuple[int, ...]]]:
     """num_tokens ids of bundled prompts (fewer: all of them), and the chat template's two ends."""

@@ -1,86 +1,49 @@
-"""The operator's way in: a plan as an OpenAI-compatible HTTP server, vLLM's own, unmodified."""
+"""The operator's way in: one address in front of vLLM's own server, until it is told to end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import ctypes
-import json
-import os
-import shlex
+import resource
 import signal
 import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from paceline.errors import PlanError
+from paceline.errors import MissingExtraError, PlanError
 from paceline.serve.checks import check_plan
-from paceline.serve.endpoint import resolve_engine_args
-from paceline.serve.failure import explain
-from paceline.serve.install import engine_python
-from paceline.serve.plan import Plan
-from paceline.serve.process import build_child_env, end_session
-from paceline.serve.staging import make_staging, remove_staging
+from paceline.serve.conductor import Conductor, Operation
+from paceline.serve.exposition import FrontMetrics
+from paceline.serve.front import Front
+from paceline.serve.plan import Plan, build_plan
 
-__all__ = ["build_command", "format_command", "serve_http"]
+__all__ = ["build_plain_plan", "serve_http"]
 
-_PR_SET_PDEATHSIG = 1
-
-
-def build_command(plan: Plan, *, host: str, port: int, staging: Path) -> list[str]:
-    """The command that serves a plan. `vllm serve` is not used: the CPU wheel cannot run it."""
-    command = [engine_python(), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--host", host, "--port", str(port), "--served-model-name", plan.target.name]
-    for name, value in resolve_engine_args(plan, staging).items():
-        if name == "disable_log_stats":
-            continue  # on is the server's default
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            command.append(flag if value else "--no-" + flag[2:])
-        elif isinstance(value, dict):
-            command += [flag, json.dumps(value)]
-        else:
-            command += [flag, str(value)]
-    return command
+_FILES_A_REQUEST = 2  # its client's socket and the server's
+_SPARE_FILES = 256
 
 
-def _server_env(plan: Plan) -> dict[str, str]:
-    env = dict(plan.env)
-    if plan.device == "cpu":
-        # the server always runs its engine in a process of its own; keep the compute threads of
-        # the worker on the planned number of cores
-        del env["VLLM_ENABLE_V1_MULTIPROCESSING"], env["OMP_NUM_THREADS"]
-        cores = sorted(os.sched_getaffinity(0))[: plan.num_threads]
-        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
-    return env
-
-
-def format_command(plan: Plan, *, host: str = "127.0.0.1", port: int = 8000) -> str:
-    """The plan as shell commands to copy: a neutral folder, then the server with its settings."""
+def build_plain_plan(plan: Plan) -> Plan:
+    """The same target with the same limits, without the draft."""
+    if plan.method == "none":
+        return plan
     args = plan.engine_args
-    lines = [
-        "STAGING=$(mktemp -d)",
-        f'ln -s {shlex.quote(str(plan.target.path.resolve()))} "$STAGING/{args["model"]}"',
-    ]
-    if plan.draft is not None and plan.draft_name is not None:
-        source = shlex.quote(str(plan.draft.path.resolve()))
-        lines.append(f'cp -r {source} "$STAGING/{plan.draft_name}"')
-    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(_server_env(plan).items())]
-    command = build_command(plan, host=host, port=port, staging=Path("$STAGING"))
-    lines.append(" ".join([*words, *(_quote(word) for word in command)]))
-    return "\n".join(lines)
-
-
-def _quote(word: str) -> str:
-    if "$STAGING" not in word:
-        return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    plain = build_plan(
+        plan.target,
+        device=plan.device,
+        max_model_len=plan.max_model_len,
+        dtype=args["dtype"],
+        enforce_eager=args["enforce_eager"],
+        prefix_caching=args["enable_prefix_caching"],
+        max_num_seqs=plan.max_num_seqs,
+        num_threads=plan.num_threads,
+        seed=args["seed"],
+    )
+    kept = {"stream_interval": args["stream_interval"]} if "stream_interval" in args else {}
+    return replace(plain, engine_args={**plain.engine_args, **kept})
 
 
 def serve_http(
@@ -88,106 +51,157 @@ def serve_http(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    operation: Operation | None = None,
     log_path: str | Path | None = None,
-    timeout_s: float = 900.0,
     on_ready: Callable[[str], None] = print,
+    tell: Callable[[str], None] = print,
 ) -> int:
-    """Serves until Ctrl-C or SIGTERM; returns the server's exit code, 0 after a signal.
+    """Serves until Ctrl-C or SIGTERM, then answers what it holds and ends; returns 0.
 
-    on_ready is called with a sentence once /health answers. log_path: where the server's output
-    goes; None is this terminal. Raises PlanError for a port in use, EngineError if it dies.
+    SIGUSR1 switches the draft off, SIGUSR2 on again. on_ready is called with a sentence once the
+    target answers, tell with whatever an operator should know later. log_path: where the servers'
+    output is appended; None keeps it only when something fails. Raises PlanError for a port in use,
+    EngineError when no server can be kept alive.
     """
     check_plan(plan)
-    _check_port(host, port)
-    staging = make_staging(plan)
-    stopped: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        log = open(log_path, "ab") if log_path is not None else None  # noqa: SIM115
+    _require_libraries()
+    operation = operation or Operation()
+    plain = build_plain_plan(plan)
+    check_plan(plain)
+    _raise_file_limit(operation.max_held * _FILES_A_REQUEST + _SPARE_FILES)
+    listening = _listen(host, port)
+    with contextlib.closing(listening), contextlib.ExitStack() as stack:
+        if log_path is None:
+            folder = tempfile.mkdtemp(prefix="paceline-serve-")
+            log_path = Path(folder) / "vllm.log"
+            stack.callback(_remove_log, Path(log_path))
         try:
-            process = subprocess.Popen(
-                build_command(plan, host=host, port=port, staging=staging),
-                env=build_child_env(_server_env(plan), staging),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
+            return asyncio.run(
+                _serve(plan, plain, operation, listening, Path(log_path), on_ready, tell)
             )
-        finally:
-            if log is not None:
-                log.close()
-        with _forwarded(stopped):
-            _wait_ready(process, host, port, time.monotonic() + timeout_s, stopped, log_path)
-            if not stopped:
-                on_ready(f"{plan.target.name} is served at http://{host}:{port}/v1")
-            while not stopped and process.poll() is None:
-                time.sleep(0.2)
-            if not stopped:
-                raise _died(process, log_path, "died while serving")
-            process.send_signal(signal.SIGINT)
-            end_session(process, grace_s=15.0)
-            return 0
-    finally:
-        if process is not None:
-            end_session(process)
-        remove_staging(staging)
+        except BaseException:
+            stack.pop_all()  # the log says why
+            raise
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+async def _serve(
+    plan: Plan,
+    plain: Plan,
+    operation: Operation,
+    listening: socket.socket,
+    log_path: Path,
+    on_ready: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> int:
+    from aiohttp import web
 
-
-def _check_port(host: str, port: int) -> None:
+    metrics = FrontMetrics()
+    conductor = Conductor(plan, plain, operation, log_path=log_path, metrics=metrics, tell=tell)
+    front = Front(conductor, metrics, plan.target.path / "tokenizer.json")
+    told = _Signals(conductor)
+    runner = web.AppRunner(front.build_app(), handler_cancellation=True, access_log=None)
+    await runner.setup()
     try:
-        with socket.create_server((host, port)):
-            pass
+        await web.SockSite(runner, listening).start()
+        if not await told.unless_ended(conductor.start()):
+            return 0
+        front.is_started = True
+        on_ready(f"{plan.target.name} is served at http://{_show_address(listening)}/v1")
+        await told.unless_ended(_until_failed(conductor))
+        if conductor.failure is not None:
+            raise conductor.failure
+        front.is_draining = True
+        if front.num_held:
+            tell(f"ending: {front.num_held} requests are answered first (again to break off)")
+        told.ended.clear()
+        await told.unless_ended(_until_empty(front, operation.drain_s))
+        if front.num_held:
+            tell(f"{front.num_held} requests were not answered in time")
+        return 0
+    finally:
+        await conductor.close()
+        await runner.cleanup()
+
+
+class _Signals:
+    """SIGINT and SIGTERM end, SIGUSR1 and SIGUSR2 switch the draft off and on."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self.ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.ended.set)
+        for number, drafts in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
+            loop.add_signal_handler(number, _ask, conductor, drafts)
+
+    async def unless_ended(self, work: object) -> bool:
+        """Waits for the work or a signal to end; whether the work came first."""
+        doing = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        waiting = asyncio.ensure_future(self.ended.wait())
+        try:
+            await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                await doing
+                return True
+            return False
+        finally:
+            for task in (doing, waiting):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+def _ask(conductor: Conductor, drafts: bool) -> None:
+    conductor.ask_switch(drafts=drafts, reason="operator")
+
+
+async def _until_failed(conductor: Conductor) -> None:
+    while conductor.failure is None:
+        await asyncio.sleep(0.2)
+
+
+async def _until_empty(front: Front, limit_s: float) -> None:
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while front.num_held and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.05)
+
+
+def _require_libraries() -> None:
+    for name in ("aiohttp", "prometheus_client"):
+        if find_spec(name) is None:
+            raise MissingExtraError(
+                f"the library {name} is not installed", fix="pip install 'paceline[serve]'"
+            )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as problem:
         raise PlanError(
             f"port {port} cannot be used: {problem}", where=host, fix="Choose another --port."
         ) from None
 
 
-@contextlib.contextmanager
-def _forwarded(stopped: list[int]) -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.append(number)
-
-    before: dict[int, Any] = {
-        number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _show_address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _wait_ready(
-    process: subprocess.Popen[bytes],
-    host: str,
-    port: int,
-    deadline: float,
-    stopped: list[int],
-    log_path: str | Path | None,
-) -> None:
-    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}/health"
-    while not stopped:
-        if process.poll() is not None:
-            raise _died(process, log_path, "died while starting")
-        if time.monotonic() > deadline:
-            raise _died(process, log_path, "did not become ready in time")
-        with (
-            contextlib.suppress(urllib.error.URLError, OSError),
-            urllib.request.urlopen(url, timeout=2.0) as answer,
-        ):
-            if answer.status == 200:
-                return
-        time.sleep(0.3)
+def _raise_file_limit(wanted: int) -> None:
+    """Room for the sockets of every held request, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise PlanError(
+            f"holding that many requests takes {wanted} open files, this system allows {hard}",
+            where="--max-held",
+            fix="Lower it, or raise the limit (ulimit -Hn).",
+        )
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _died(process: subprocess.Popen[bytes], log_path: str | Path | None, what: str) -> Exception:
-    code = process.poll()
-    end_session(process)
-    path = Path(log_path) if log_path is not None else Path("the terminal above")
-    return explain(what, message="", exit_code=code, log_path=path)
+def _remove_log(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.parent.rmdir()

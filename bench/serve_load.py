@@ -1,0 +1,101 @@
+"""Load on `paceline serve` while the server behind it dies or its draft stops helping.
+
+    python bench/serve_load.py [EVENT ...] [--requests 2500] [--clients 32] [--max-tokens 8]
+
+Pocket with its own MTP head. Each event is one run of its own: `engine` (kill -9 of the engine),
+`server` (kill -9 of vLLM's HTTP server), `hang` (the engine is stopped and never goes on), `weak`
+(acceptance falls below the minimum). It comes after two fifths of the requests; afterwards every
+answer is held against the target's own. Two cores, two minutes an event. Figures go to
+bench/results/serve-load.json, each event's under its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.records import build_provenance, read_json, write_json
+from paceline.target import read_target
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from serve_load import Served, ask_all, build_questions, compare_replies, serve_target  # noqa: E402
+
+EVENTS = ("engine", "server", "hang", "weak")
+OUT = HERE / "results" / "serve-load.json"
+TOLERANCE = 0.5  # nats, as in the rules for pocket
+SERVE = ("pocket", "--draft", "native", "--weak-draft", "switch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("events", nargs="*", default=EVENTS)
+    parser.add_argument("--requests", type=int, default=2500)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=8)
+    options = parser.parse_args()
+    for event in options.events:
+        found = _run(event, options)
+        print(json.dumps({event: found}, indent=2), flush=True)
+        before = read_json(OUT)["events"] if OUT.exists() else {}
+        provenance = {**build_provenance(seed=0), "command": ["bench/serve_load.py"]}
+        write_json(OUT, {"provenance": provenance, "events": {**before, event: found}})
+
+
+def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
+    target = read_target("pocket")
+    questions = build_questions(target, options.requests // 4, max_tokens=options.max_tokens)
+    # pocket accepts about 2.5 tokens a step: no draft of K = 3 keeps 3.9 for long
+    more = {"weak": ("--min-acceptance", "3.9", "--window", "500"), "hang": ("--silence", "10")}
+    with serve_target((*SERVE, *more.get(event, ()))) as served:
+        at: list[float] = []
+
+        def look(done: int) -> None:
+            if done == options.requests * 2 // 5:
+                at.append(time.monotonic())
+                _strike(event, served)
+
+        begun = time.monotonic()
+        replies = asyncio.run(
+            ask_all(
+                served.port,
+                questions,
+                num_requests=options.requests,
+                clients=options.clients,
+                on_count=look,
+            )
+        )
+        seconds = time.monotonic() - begun
+        found = asyncio.run(
+            compare_replies(served.port, replies, questions, target, clients=8, tolerance=TOLERANCE)
+        )
+    return {
+        "clients": options.clients,
+        "max_tokens": options.max_tokens,
+        "requests_a_second": options.requests / seconds,
+        "before_event_a_second": (options.requests * 2 // 5) / (at[0] - begun) if at else None,
+        **found,
+        "said": served.lines,
+    }
+
+
+def _strike(event: str, served: Served) -> None:
+    number = {"engine": signal.SIGKILL, "server": signal.SIGKILL, "hang": signal.SIGSTOP}
+    if event in number:
+        hit = served.backs() if event == "server" else served.engines()
+        for pid in hit:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number[event])
+
+
+if __name__ == "__main__":
+    main()

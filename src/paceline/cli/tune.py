@@ -1,0 +1,198 @@
+"""paceline tune: the fastest serving settings that leave the text the target's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.console import console, say
+from paceline.cli.data import THINKING_HELP
+from paceline.data import Thinking
+from paceline.errors import PlanError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.target import TargetFacts
+    from paceline.tune import Outcome, Row, Settings
+
+__all__ = ["tune"]
+
+_FORMAT = "paceline-tune/1"
+
+
+def tune(
+    target: Annotated[str, typer.Argument(help="A folder or a bundled name.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the search; goes on where it is.")],
+    drafts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Drafts to try: folders, bundled names, native, ngram or suffix."),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.0, help="Time for all trials together.")
+    ] = 60.0,
+    regimes: Annotated[
+        list[str] | None,
+        typer.Option("--regime", help="PROMPT:NEW tokens; else 64:128, 2048:256 and 8192:256."),
+    ] = None,
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=2, help="Measured requests a regime.")
+    ] = 10,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Requests in flight.")
+    ] = 1,
+    num_texts: Annotated[
+        int, typer.Option("--texts", min=1, help="Greedy answers held against the target's.")
+    ] = 20,
+    rules: Annotated[
+        str, typer.Option("--rules", help="Rules whose fidelity limits are the gate.")
+    ] = "demo",
+    thinking: Annotated[Thinking, typer.Option("--thinking", help=THINKING_HELP)] = "none",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
+) -> None:
+    """Search the serving settings of a target: drafts, K, and the engine's own, one at a time.
+
+    Every trial is a fresh engine and the same requests. Writes serve.toml for `paceline serve
+    --config`, the plain command line, and every number; stopped, it goes on where it was.
+    """
+    from paceline.cli.bench import read_regimes
+    from paceline.cli.tune_run import EngineBench, find_device_name, read_drafts
+    from paceline.records import build_provenance, write_json
+    from paceline.rules import read_rules
+    from paceline.target import read_target
+    from paceline.tune import Journal, Settings, Situation, search, write_config
+
+    facts = read_target(target)
+    wanted = read_regimes(regimes)
+    names = drafts if drafts else read_drafts(facts)
+    if len(set(names)) != len(names):
+        raise PlanError("a draft is named twice", fix="Name each draft once.")
+    used = find_device_name(device)
+    bench = EngineBench(
+        facts,
+        wanted,
+        log_dir=out,
+        rules=read_rules(rules),
+        num_requests=num_requests,
+        num_texts=num_texts,
+        concurrency=concurrency,
+        thinking=thinking,
+        device=used,
+    )
+    bench.require_drafts(names)
+    journal = Journal(
+        out,
+        {
+            "target": facts.weights_fingerprint or str(facts.path),
+            "drafts": names,
+            "device": used,
+            "regimes": [regime.name for regime in wanted],
+            "requests": num_requests,
+            "concurrency": concurrency,
+            "texts": num_texts,
+            "rules": rules,
+            "thinking": thinking,
+        },
+    )
+    outcome = search(
+        [Settings(draft=name) for name in names],
+        Situation(device=used, is_hybrid=facts.is_hybrid, concurrency=concurrency),
+        bench,
+        journal,
+        budget_s=minutes * 60.0,
+        clock=time.monotonic,
+        tell=say,
+    )
+    best = journal.find(outcome.best.key) or {}
+    title = f"{facts.name} on {used}, found by paceline tune"
+    write_config(
+        out / "serve.toml",
+        outcome.best,
+        k=best.get("k"),
+        break_even=outcome.break_even,
+        title=title,
+    )
+    _write_command(out / "command.sh", bench, outcome.best)
+    record = {
+        "format": _FORMAT,
+        "provenance": build_provenance(seed=0),
+        "target": facts.name,
+        "seconds": journal.seconds,
+        **describe_outcome(outcome),
+        "trials": journal.trials(),
+    }
+    write_json(out / "tune.json", record)
+    _show(outcome, facts, used, concurrency)
+    say(f"serve it: paceline serve {target} --config {out / 'serve.toml'}")
+    say(f"without Paceline: {out / 'command.sh'}; every number: {out / 'tune.json'}")
+
+
+def describe_outcome(outcome: Outcome) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "best": asdict(outcome.best),
+        "noise": outcome.noise,
+        "break_even_acceptance_length": outcome.break_even,
+        "rows": [asdict(row) for row in outcome.rows],
+        "knobs": [asdict(knob) for knob in outcome.knobs],
+    }
+
+
+def _write_command(path: Path, bench: Any, settings: Settings) -> None:
+    from paceline.records import write_text
+    from paceline.serve import format_command
+
+    write_text(path, format_command(bench.plan(settings)) + "\n")
+
+
+def _show(outcome: Outcome, target: TargetFacts, device: str, concurrency: int) -> None:
+    flying = "one request at a time" if concurrency == 1 else f"{concurrency} requests in flight"
+    say(f"{target.name} on {device}, {flying}: speed-up over the target alone, eager")
+    console.print(_build_table(outcome))
+    for row in outcome.rows:
+        if row.why and row.verdict in ("failed", "withheld"):
+            say(f"{row.label}: {row.verdict}: {row.why}")
+    for knob in outcome.knobs:
+        what = f"not searched: {knob.reason}" if knob.reason else f"to know: {knob.risk}"
+        say(f"{knob.name} {what}")
+    if outcome.noise is not None:
+        say(f"noise floor (the target alone, started twice): {outcome.noise:.1%}")
+    if outcome.break_even is not None:
+        say(f"the draft breaks even at an acceptance length of {outcome.break_even:.2f}")
+
+
+def _build_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("trial", "K", "speed-up", "95 %", "against best", "verdict"):
+        table.add_column(name, justify="left" if name in ("trial", "verdict") else "right")
+    for row in outcome.rows:
+        found, ratio = row.speedup, row.ratio
+        table.add_row(
+            row.label,
+            "" if not row.k else str(row.k),
+            "1.000" if row.verdict == "baseline" else "-" if found is None else _value(found),
+            "" if found is None else _interval(found),
+            "" if ratio is None else _value(ratio),
+            _verdict(row),
+        )
+    return table
+
+
+def _value(found: Any) -> str:
+    return f"{found['mean']:.3f}"
+
+
+def _interval(found: Any) -> str:
+    return "-" if found["low"] is None else f"{found['low']:.2f} to {found['high']:.2f}"
+
+
+def _verdict(row: Row) -> str:
+    return row.verdict + (f" ({row.why})" if row.verdict == "not measured" else "")

@@ -1,0 +1,234 @@
+"""One request on its way to a server and back, whatever becomes of the server meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.serve.back import BASE, Back
+from paceline.serve.conductor import Conductor
+from paceline.serve.resume import BrokenStream, LostStream, Stream
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = ["GaveUp", "Whole", "ask_whole", "relay_stream"]
+
+_MAX_ASKS = 4
+_BROKEN = "the server was lost and the answer cannot be continued exactly from here; ask again"
+_FORWARDED = ("content-type", "authorization", "x-request-id", "accept")
+
+
+class GaveUp(Exception):
+    """Every server that held the request was lost."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{_MAX_ASKS} servers were lost while they held this request")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A complete HTTP answer. speculation: vLLM's record of it, where there is one."""
+
+    status: int
+    content_type: str
+    body: bytes
+    speculation: tuple[Mapping[str, Any], ...] = ()
+
+
+async def ask_whole(
+    conductor: Conductor, method: str, path: str, headers: Mapping[str, str], data: bytes
+) -> Whole:
+    """Asks until a living server has answered. Raises GaveUp, and EngineError when none is left."""
+    import aiohttp
+
+    for number in range(_MAX_ASKS):
+        back = await conductor.acquire()
+        if number:
+            conductor.metrics.asked_again.inc()
+        try:
+            with back.carry():
+                async with back.session.request(
+                    method, BASE + path, headers=_choose_headers(headers), data=data
+                ) as reply:
+                    body = await reply.read()
+                    whole = _read_whole(reply.status, reply.headers["Content-Type"], body)
+        except (aiohttp.ClientError, OSError, LostStream):
+            await conductor.report(back)
+            continue
+        if whole.status < 500 or not await conductor.report(back):
+            return whole
+    raise GaveUp
+
+
+def _choose_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() in _FORWARDED}
+
+
+def _read_whole(status: int, content_type: str, body: bytes) -> Whole:
+    speculation: tuple[Mapping[str, Any], ...] = ()
+    if status == 200 and body[:1] == b"{":
+        answer = json.loads(body)
+        for choice in answer.get("choices") or ():
+            if choice.get("finish_reason") == "abort":  # the server was told to end
+                raise LostStream("aborted")
+        found = (answer.get("metrics") or {}).get("speculative_decoding")
+        speculation = (found,) if found else ()
+    return Whole(status=status, content_type=content_type, body=body, speculation=speculation)
+
+
+async def relay_stream(
+    conductor: Conductor,
+    request: web.Request,
+    body: Mapping[str, Any],
+    tokenizer_path: Path,
+) -> tuple[web.StreamResponse, str, tuple[Mapping[str, Any], ...]]:
+    """Streams one answer; returns the response, its outcome and vLLM's speculation records.
+
+    A client that leaves ends the request. An answer that can be neither asked again nor continued
+    ends with an error event that says so.
+    """
+    from aiohttp import web
+
+    chat = request.path.endswith("/chat/completions")
+    stream = Stream(body, chat=chat, max_model_len=conductor.max_model_len)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    why = str(GaveUp())
+    for number in range(_MAX_ASKS):
+        back = await conductor.acquire()
+        path, asked = request.path, stream.first_body()
+        if stream.has_begun:
+            if stream.obstacle:
+                why = (
+                    f"the server was lost and an answer with {stream.obstacle!r} cannot be"
+                    " continued exactly; ask again"
+                )
+                break
+            decode = await asyncio.to_thread(_open_decoder, tokenizer_path)
+            try:
+                path, asked = "/v1/completions", stream.next_body(decode)
+            except BrokenStream:
+                why = _BROKEN
+                break
+            conductor.metrics.continued.inc()
+        elif number:
+            conductor.metrics.asked_again.inc()
+        try:
+            with back.carry():
+                outcome = await _relay_events(
+                    back, path, asked, conductor, stream, request, response
+                )
+        except LostStream:
+            await conductor.report(back)
+            continue
+        except BrokenStream:
+            why = _BROKEN
+            break
+        if isinstance(outcome, Whole):
+            return _plain_response(outcome), _outcome(outcome), ()
+        for event in stream.last_events():
+            await _write(response, request, event)
+        await _write(response, request, None)
+        return response, outcome, tuple(stream.speculation)
+    await _write(response, request, {"error": {"message": why, "type": "lost", "code": 503}})
+    await _write(response, request, None)
+    return response, "failed", tuple(stream.speculation)
+
+
+async def _relay_events(
+    back: Back,
+    path: str,
+    asked: Mapping[str, Any],
+    conductor: Conductor,
+    stream: Stream,
+    request: web.Request,
+    response: web.StreamResponse,
+) -> Whole | str:
+    """Passes one server's events on; the outcome, or the whole answer of one that did not stream.
+
+    Raises LostStream and BrokenStream.
+    """
+    async with contextlib.aclosing(_read_events(back, path, request.headers, asked)) as events:
+        async for event in events:
+            if isinstance(event, Whole):
+                if event.status >= 500 and await conductor.report(back):
+                    raise LostStream("died before its answer")
+                if response.prepared:
+                    raise BrokenStream
+                return event
+            if "error" in event:
+                if await conductor.report(back):
+                    raise LostStream("died")
+                await _write(response, request, event)
+                return "failed"
+            shown = stream.take(event)
+            if shown is not None:
+                await _write(response, request, shown)
+    if not stream.is_finished:
+        raise LostStream("ended early")
+    return "answered"
+
+
+def _plain_response(whole: Whole) -> web.Response:
+    from aiohttp import web
+
+    headers = {"Content-Type": whole.content_type}
+    return web.Response(status=whole.status, headers=headers, body=whole.body)
+
+
+def _outcome(whole: Whole) -> str:
+    return "answered" if whole.status < 500 else "failed"
+
+
+async def _write(
+    response: web.StreamResponse, request: web.Request, event: dict[str, Any] | None
+) -> None:
+    if not response.prepared:
+        await response.prepare(request)
+    text = "[DONE]" if event is None else json.dumps(event, ensure_ascii=False)
+    await response.write(f"data: {text}\n\n".encode())
+
+
+async def _read_events(
+    back: Back, path: str, headers: Mapping[str, str], body: Mapping[str, Any]
+) -> AsyncGenerator[dict[str, Any] | Whole, None]:
+    """The server's events, or its whole answer where it does not stream. Raises LostStream."""
+    import aiohttp
+
+    try:
+        async with back.session.post(
+            BASE + path, headers=_choose_headers(headers), data=json.dumps(body).encode()
+        ) as reply:
+            content_type = reply.headers.get("Content-Type", "application/json")
+            if not content_type.startswith("text/event-stream"):
+                yield Whole(status=reply.status, content_type=content_type, body=await reply.read())
+                return
+            async for line in reply.content:
+                text = line.strip()
+                if text == b"data: [DONE]":
+                    return
+                if text.startswith(b"data: ") and line.endswith(b"\n"):
+                    yield json.loads(text[6:])
+    except (aiohttp.ClientError, OSError):
+        raise LostStream("the connection broke") from None
+
+
+@functools.lru_cache(maxsize=1)
+def _open_decoder(path: Path) -> Any:
+    """How vLLM turns tokens into streamed text: each token's share, after the prompt."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import DecodeStream
+
+    tokenizer = Tokenizer.from_file(str(path))
+
+    def decode(prompt_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
+        stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
+        return [stream.step(tokenizer, token) or "" for token in ids]
+
+    return decode
