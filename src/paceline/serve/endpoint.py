@@ -258,6 +258,10 @@ class VllmEndpoint:
         )
         return found
 
+    def inspect(self, method: str, *args: Any) -> Any:
+        """Calls a method of the plan's worker extension, on the first worker."""
+        return self._ask("inspect", {"method": method, "args": list(args)})
+
     def close(self) -> None:
         """Ends the engine and everything it started. Safe to call twice."""
         if not self._closed:
