@@ -276,6 +276,7 @@ NAMES: dict[str, list[str]] = {
     ],
     "serve": [
         "Beside",
+        "HostOverhead",
         "Isolation",
         "Observed",
         "Operation",
@@ -298,6 +299,7 @@ NAMES: dict[str, list[str]] = {
         "find_isolation",
         "find_machine",
         "format_command",
+        "measure_host_overhead",
         "observe_beside",
         "observe_draft",
         "open_confined",
@@ -305,6 +307,7 @@ NAMES: dict[str, list[str]] = {
         "read_serve_config",
         "serve_http",
         "start",
+        "with_step_clock",
     ],
     "target": [
         "TargetFacts",

@@ -128,6 +128,8 @@ def tune(
     }
     write_json(out / "tune.json", record)
     _show(outcome, facts, used, concurrency)
+    for label, settings in (("target alone, eager", Settings()), ("best", outcome.best)):
+        say(f"host's part of a decode step, {label}: {_show_host(journal.find(settings.key))}")
     say(f"serve it: paceline serve {target} --config {out / 'serve.toml'}")
     say(f"without Paceline: {out / 'command.sh'}; every number: {out / 'tune.json'}")
 
@@ -165,6 +167,13 @@ def _show(outcome: Outcome, target: TargetFacts, device: str, concurrency: int) 
         say(f"noise floor (the target alone, started twice): {outcome.noise:.1%}")
     if outcome.break_even is not None:
         say(f"the draft breaks even at an acceptance length of {outcome.break_even:.2f}")
+
+
+def _show_host(trial: dict[str, Any] | None) -> str:
+    host = (trial or {}).get("host")
+    if host is None:
+        return "not measured"
+    return f"{host['host_ms']:.2f} of {host['step_ms']:.2f} ms"
 
 
 def _build_table(outcome: Outcome) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from paceline.cli.arms import build_arm_plan
 from paceline.cli.bench import read_bench_text
 from paceline.data import Thinking, build_requests, read_prompts
 from paceline.endpoint import Answer, Endpoint, Sampling
-from paceline.errors import PlanError
+from paceline.errors import EngineError, PlanError
 from paceline.eval import (
     Regime,
     build_bench_requests,
@@ -19,7 +20,15 @@ from paceline.eval import (
 )
 from paceline.eval.fidelity import find_fork
 from paceline.rules import Rules
-from paceline.serve import Plan, apply_engine_settings, check_plan, start
+from paceline.serve import (
+    Plan,
+    VllmEndpoint,
+    apply_engine_settings,
+    check_plan,
+    measure_host_overhead,
+    start,
+    with_step_clock,
+)
 from paceline.target import TargetFacts
 from paceline.tune import Settings
 
@@ -100,7 +109,7 @@ class EngineBench:
         return apply_engine_settings(plan, vars(settings))
 
     def measure(self, settings: Settings) -> dict[str, Any]:
-        plan = self.plan(settings)
+        plan = with_step_clock(self.plan(settings))
         check_plan(plan)
         with start(plan, log_path=self.log_dir / "engine.log") as endpoint:
             answers = endpoint.generate(self._texts, concurrency=self.concurrency)
@@ -109,6 +118,7 @@ class EngineBench:
                 "method": plan.method,
                 "regimes": self._measure(endpoint),
                 "texts": [_keep(answer) for answer in answers],
+                "host": self._measure_host(endpoint),
             }
 
     def judge(
@@ -146,6 +156,15 @@ class EngineBench:
             )
             for request, text in zip(self._texts, trial["texts"], strict=True)
         ]
+
+    def _measure_host(self, endpoint: VllmEndpoint) -> dict[str, Any] | None:
+        """Of the first regime's first request; None where it cannot be measured."""
+        warm_up, _ = next(iter(self._requests.values()))
+        try:
+            found = measure_host_overhead(endpoint, warm_up[0])
+        except EngineError:  # a profiler may be forbidden; what was measured before stands
+            return None
+        return None if found is None else {**asdict(found), "host_ms": found.host_ms}
 
     def _measure(self, endpoint: Endpoint) -> list[dict[str, Any]]:
         return measure_together(

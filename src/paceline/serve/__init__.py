@@ -14,11 +14,13 @@ from paceline.serve.second_boot import Beside, check_repeat, observe_beside
 from paceline.serve.server import build_plain_plan, serve_http
 from paceline.serve.shape_run import ShapeDraft, find_machine, open_shape
 from paceline.serve.smoke import Observed, SmokeTest, observe_draft
+from paceline.serve.step_clock import HostOverhead, measure_host_overhead, with_step_clock
 from paceline.serve.tuned import ServeConfig, apply_engine_settings, read_serve_config
 
 __all__ = [
     "VLLM_VERSION",
     "Beside",
+    "HostOverhead",
     "Isolation",
     "Observed",
     "Operation",
@@ -40,6 +42,7 @@ __all__ = [
     "find_isolation",
     "find_machine",
     "format_command",
+    "measure_host_overhead",
     "observe_beside",
     "observe_draft",
     "open_confined",
@@ -47,4 +50,5 @@ __all__ = [
     "read_serve_config",
     "serve_http",
     "start",
+    "with_step_clock",
 ]
