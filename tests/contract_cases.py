@@ -12,6 +12,7 @@ import numpy as np
 from builders import Tensor, encode_d2t, ones_bf16, random_bf16, write_safetensors
 
 from paceline.draft import TensorRule, build_contract
+from paceline.draft.quantized import HEAD_TARGET
 
 __all__ = ["CASES", "Case", "build_tensors_of", "write_folder"]
 
@@ -80,8 +81,13 @@ _DFLASH = {
 _WHOLE = {**_BASE, "num_hidden_layers": 2}
 
 
-def quantize(kind: str, bits: int, group_size: int | None) -> dict[str, Any]:
-    """A quantization_config in the compressed-tensors format, for all layers but the head."""
+def quantize(
+    kind: str, bits: int, group_size: int | None, *, with_inputs: bool = False, head: bool = False
+) -> dict[str, Any]:
+    """A quantization_config in the compressed-tensors format, for all layers but the head.
+
+    with_inputs: inputs are quantised too, as FP8 always does. head: the output layer is meant too.
+    """
     weights = {
         "num_bits": bits,
         "type": kind,
@@ -90,19 +96,20 @@ def quantize(kind: str, bits: int, group_size: int | None) -> dict[str, Any]:
         "strategy": "channel" if group_size is None else "group",
         "group_size": group_size,
     }
-    inputs = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True}
-    form = "pack-quantized" if kind == "int" else "float-quantized"
+    with_inputs = with_inputs or kind == "float"
+    inputs = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True}
+    form = f"{kind}-quantized" if with_inputs else "pack-quantized"
     return {
         "quant_method": "compressed-tensors",
         "format": form,
         "config_groups": {
             "group_0": {
-                "targets": ["Linear"],
+                "targets": ["Linear", HEAD_TARGET] if head else ["Linear"],
                 "weights": weights,
-                "input_activations": {**inputs, "strategy": "token"} if kind == "float" else None,
+                "input_activations": {**inputs, "strategy": "token"} if with_inputs else None,
             }
         },
-        "ignore": ["lm_head"],
+        "ignore": [] if head else ["lm_head"],
     }
 
 
@@ -212,6 +219,26 @@ CASES: tuple[Case, ...] = (
         "dflash",
         {**_DFLASH, "quantization_config": quantize("float", 8, None)},
     ),
+    _case(
+        "eagle3, int8 weights and inputs",
+        "eagle3",
+        {**_EAGLE3, "quantization_config": quantize("int", 8, None, with_inputs=True)},
+    ),
+    _case(
+        "draft_model, Qwen3, int8 weights and inputs",
+        "draft_model",
+        {
+            **_WHOLE,
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "quantization_config": quantize("int", 8, None, with_inputs=True),
+        },
+    ),
+    _case(
+        "eagle3, int4 weights, the output layer too",
+        "eagle3",
+        {**_EAGLE3, "quantization_config": quantize("int", 4, 32, head=True)},
+    ),
     # odd but sound folders: loaded by vLLM, so read by us
     _case(
         "odd: eagle3, full vocabulary, nothing of its own",
@@ -244,6 +271,12 @@ CASES: tuple[Case, ...] = (
         "odd: eagle3, plain Llama architecture",
         "eagle3",
         {**_EAGLE3, "architectures": ["LlamaForCausalLM"]},
+        with_faults=False,
+    ),
+    _case(
+        "odd: eagle3, the class by another name",
+        "eagle3",
+        {**_EAGLE3, "architectures": ["Eagle3Qwen3vlForCausalLM"]},
         with_faults=False,
     ),
     _case(
@@ -323,7 +356,7 @@ def _values(name: str, rule: TensorRule, seed: int, logical: tuple[int, ...]) ->
         return "BOOL", rule.shape, mask.tobytes()
     if name.endswith("weight_shape"):
         return "I64", (2,), np.array(logical, dtype="<i8").tobytes()
-    if rule.dtypes in (("I32",), ("F8_E4M3",)):
+    if rule.dtypes in (("I32",), ("F8_E4M3",), ("I8",)):
         size = 4 if rule.dtypes == ("I32",) else 1
         count = size * int(np.prod(rule.shape))
         # below 0x78: no pattern of E4M3 that is not finite

@@ -25,6 +25,7 @@ from paceline.validate import validate_draft
 __all__ = ["Outcome", "Tried", "hold_against_vllm"]
 
 CHILD = Path(__file__).with_name("contract_child.py")
+_SIZES_OF = {"I64": 8, "I32": 4, "F32": 4, "BF16": 2, "I8": 1, "F8_E4M3": 1, "BOOL": 1}
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -81,7 +82,7 @@ class Outcome:
 
 def _reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     dtype, _, data = tensor
-    size = {"I64": 8, "BOOL": 1}.get(dtype, 2)
+    size = _SIZES_OF[dtype]
     return dtype, shape, (data * 3)[: size * math.prod(shape)]
 
 

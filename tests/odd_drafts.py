@@ -140,6 +140,14 @@ ODD_DRAFTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a million positions": (draft(config={"max_position_embeddings": 2**20}), "warn"),
     "as speculators saves it": (build_envelope, "warn"),
     "as speculators saves it, with spec.json": (envelope_with_records, "pass"),
+    "an envelope without a contract here": (
+        lambda folder: build_envelope(folder, speculators_model_type="dspark"),
+        "warn",
+    ),
+    "quantised by another format": (
+        draft(config={"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+        "warn",
+    ),
     "no record": (draft(metadata={"name": REMOVE, "trained": REMOVE}), "pass"),
     "one token a step": (draft(spec={"num_speculative_tokens": 1}), "pass"),
     "many tokens a step": (draft(spec={"num_speculative_tokens": 32}), "warn"),

@@ -61,6 +61,7 @@ NAMES: dict[str, list[str]] = {
         "explain_no_cpu_kernel",
         "export_draft",
         "find_cpu_kernel",
+        "find_uncovered",
         "find_variant",
         "has_kind",
         "import_draft",

@@ -37,6 +37,7 @@ from paceline.draft.read import Draft, list_bundled, read_draft, resolve_draft
 from paceline.draft.rows import TensorRule
 from paceline.draft.sizes import drafts_in_parallel, read_dflash_layer_ids, read_mask_token_id
 from paceline.draft.table import FAMILIES
+from paceline.draft.uncovered import find_uncovered
 from paceline.draft.write import write_draft
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "explain_no_cpu_kernel",
     "export_draft",
     "find_cpu_kernel",
+    "find_uncovered",
     "find_variant",
     "has_kind",
     "import_draft",

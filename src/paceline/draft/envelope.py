@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from paceline.draft.uncovered import SERVED_ENVELOPES
 from paceline.problems import Problem, show_value
 
 __all__ = ["ENVELOPE_KEYS", "Envelope", "check_envelope", "is_envelope", "open_envelope"]
@@ -18,7 +19,7 @@ _FILE = "config.json"
 _LAYER = "transformer_layer_config"
 _SETTINGS = "speculators_config"
 _KIND = "speculators_model_type"
-# kind -> family; "dflash2" and "dspark" have no draft folder here
+# kind -> family; those of uncovered.SERVED_ENVELOPES have no contract here
 _FAMILIES = {"eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash"}
 # kind -> model_type of the layer -> class
 _CLASSES = {
@@ -94,7 +95,10 @@ def is_envelope(config: Mapping[str, Any]) -> bool:
 
 
 def open_envelope(config: Mapping[str, Any]) -> Envelope | None:
-    """The envelope, or None for one that vLLM does not open; `check_envelope` says why."""
+    """The envelope, or None for one that vLLM does not open (`check_envelope` says why) or that no
+    contract describes."""
+    if config.get(_KIND) in SERVED_ENVELOPES:
+        return None
     if any(problem.rule == "cfg.spec" for problem in _check_form(config)):
         return None
     kind, layer = config[_KIND], dict(config[_LAYER])
@@ -165,7 +169,10 @@ def _fill_in(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_envelope(config: Mapping[str, Any]) -> list[Problem]:
-    """All that is wrong with the envelope itself; `cfg.spec` refuses, the rest only tells."""
+    """All that is wrong with the envelope itself; `cfg.spec` refuses, the rest only tells. Nothing
+    of a kind without a contract."""
+    if config.get(_KIND) in SERVED_ENVELOPES:
+        return []
     return [*_check_form(config), *_check_unread(config)]
 
 

@@ -19,6 +19,7 @@ from paceline.draft.envelope import Envelope, check_envelope, is_envelope, open_
 from paceline.draft.index import INDEX_NAME, check_index
 from paceline.draft.rows import Key
 from paceline.draft.table import FAMILIES
+from paceline.draft.uncovered import find_uncovered
 from paceline.methods import METHODS
 from paceline.problems import Problem, show_value
 from paceline.safetensors_header import (
@@ -45,13 +46,14 @@ class FolderScan:
 
     config: as vLLM reads it: of a speculators envelope the model inside, and envelope is the file
     itself; spec is then what the envelope says, where there is no spec.json. Of Medusa the heads
-    are counted where config does not.
+    are counted where config does not. raw_config: config.json as it stands.
     """
 
     path: Path
     names: tuple[str, ...]
     spec: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
+    raw_config: dict[str, Any] | None = None
     envelope: Envelope | None = None
     metadata: dict[str, Any] | None = None
     index: dict[str, Any] | None = None
@@ -161,9 +163,11 @@ def scan_folder(path: str | Path) -> FolderScan:
     headers, found = _scan_headers(path, [name for name in names if name.endswith(".safetensors")])
     problems.extend(found)
     config, envelope, spec = objects["config.json"], None, objects["spec.json"]
+    is_uncovered = False
     if config is not None and is_envelope(config):
         problems.extend(check_envelope(config))
         envelope = open_envelope(config)
+        is_uncovered = envelope is None and find_uncovered(None, config) is not None
         config = envelope.config if envelope is not None else None
     if "spec.json" in names and spec is not None:
         problems.extend(check_spec(spec))
@@ -172,7 +176,7 @@ def scan_folder(path: str | Path) -> FolderScan:
             "family": envelope.family,
             "num_speculative_tokens": envelope.num_speculative_tokens,
         }
-    elif "spec.json" not in names:
+    elif "spec.json" not in names and not is_uncovered:
         problems.append(
             Problem(
                 rule="spec.missing",
@@ -192,6 +196,7 @@ def scan_folder(path: str | Path) -> FolderScan:
         names=tuple(names),
         spec=spec,
         config=config,
+        raw_config=objects["config.json"],
         envelope=envelope,
         metadata=objects["metadata.json"],
         index=objects[INDEX_NAME],

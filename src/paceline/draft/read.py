@@ -14,6 +14,7 @@ from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
 from paceline.draft.quantized import count_parameters
 from paceline.draft.taps import check_tapped_layers
+from paceline.draft.uncovered import find_uncovered
 from paceline.errors import DraftError
 from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
 from paceline.methods import METHODS
@@ -102,6 +103,14 @@ def read_draft(path: str | Path) -> Draft:
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
     require_none(without_notes(list(scan.problems)), DraftError, folder=str(path))
+    form = find_uncovered(scan.family, scan.raw_config or {})
+    if form is not None:
+        raise DraftError(
+            f"this is {form}, of which there is no contract here",
+            where=str(path),
+            expected="a family and form that Paceline serves",
+            fix="Serve it with vLLM itself; `paceline validate` says what can be checked.",
+        )
     spec, config = scan.spec or {}, scan.config or {}
     family: str = spec["family"]
     if METHODS[family].has_weights:

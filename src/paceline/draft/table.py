@@ -79,6 +79,10 @@ FAMILIES: dict[str, Family] = {
                         "LlamaForCausalLMEagle3",
                         "Eagle3LlamaForCausalLM",
                         "LlamaForCausalLM",
+                        # other names of the same class
+                        "Eagle3MiniMaxM2ForCausalLM",
+                        "Eagle3Qwen2_5vlForCausalLM",
+                        "Eagle3Qwen3vlForCausalLM",
                     ),
                     model_types=("llama",),
                     keys=EAGLE3_KEYS,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.draft import check_config_keys, find_variant
+from paceline.draft.envelope import is_envelope
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
 
@@ -70,11 +71,11 @@ def _names_own_class(value: Any) -> bool:
 
 def check_code_keys(case: Case) -> Iterator[Finding]:
     """Keys of config.json and spec.json, at any depth, by which a loader can run code."""
-    envelope = case.scan.envelope
-    config = case.config if envelope is None else envelope.raw
+    config = case.scan.raw_config or {}
+    in_envelope = is_envelope(config)
     for document, content in ((_FILE, config), ("spec.json", case.scan.spec or {})):
         for path, key in _find_code_keys(content):
-            if path == "auto_map" and envelope is not None and _names_own_class(config[key]):
+            if path == "auto_map" and in_envelope and _names_own_class(config[key]):
                 yield finding(
                     "cfg.auto_map",
                     document,

@@ -55,8 +55,11 @@ def infer_family(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def check_family(case: Case) -> Iterator[Finding]:
-    """`cfg.family`: the declared family, the contest's, and what the tensors say."""
+def check_family(case: Case, *, by_tensors: bool = True) -> Iterator[Finding]:
+    """`cfg.family`: the declared family, the contest's, and what the tensors say.
+
+    by_tensors: whether the names of the tensors are those of a contract.
+    """
     declared = (case.scan.spec or {}).get("family")
     if case.is_contest and case.family and case.family not in case.limits.families:
         yield finding(
@@ -69,7 +72,7 @@ def check_family(case: Case) -> Iterator[Finding]:
             fix="Submit a draft of an allowed family.",
         )
     names = [name for tensors in case.scan.tensors_by_file.values() for name in tensors]
-    inferred = infer_family(names)
+    inferred = infer_family(names) if by_tensors else None
     if isinstance(declared, str) and inferred is not None and inferred[0] != declared:
         yield finding(
             "cfg.family",

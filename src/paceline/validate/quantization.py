@@ -20,7 +20,7 @@ from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_quantization"]
+__all__ = ["check_quantization", "check_uncovered_quantization"]
 
 _FILE = "config.json"
 _KEYS = ("quantization_config", "compression_config")
@@ -79,6 +79,7 @@ def check_quantization(case: Case) -> Iterator[Finding]:
                 fix="Copy it whole from the tool that quantized the weights.",
             )
             continue
+        yield from _check_online(key, value)
         yield from _check_method(case, key, value)
         yield from _check_patterns(key, value)
         yield from _check_cache(key, value)
@@ -86,8 +87,18 @@ def check_quantization(case: Case) -> Iterator[Finding]:
         yield from _check_fused(case)
 
 
-def _check_method(case: Case, key: str, value: Mapping[str, Any]) -> Iterator[Finding]:
-    """`q.method` and `q.online`. An MTP head takes the target's, which its own rules say."""
+def check_uncovered_quantization(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """What holds for any quantization_config, known or not: patterns, cache, nothing on load."""
+    for key in _KEYS:
+        value = config.get(key)
+        if isinstance(value, dict):
+            yield from _check_online(key, value)
+            yield from _check_patterns(key, value)
+            yield from _check_cache(key, value)
+
+
+def _check_online(key: str, value: Mapping[str, Any]) -> Iterator[Finding]:
+    """`q.online`."""
     method = value.get("quant_method")
     where = f"{key}.quant_method"
     load_time = [name for name in value if name.startswith("load_in_") and value[name]]
@@ -101,6 +112,12 @@ def _check_method(case: Case, key: str, value: Mapping[str, Any]) -> Iterator[Fi
             expected="weights that are stored quantized",
             fix="Ship the quantized weights themselves, or plain bfloat16.",
         )
+
+
+def _check_method(case: Case, key: str, value: Mapping[str, Any]) -> Iterator[Finding]:
+    """`q.method`. An MTP head takes the target's, which its own rules say."""
+    method = value.get("quant_method")
+    where = f"{key}.quant_method"
     tested = _TESTED.get(case.family or "", ())
     if case.family != "mtp" and method not in tested:
         yield finding(

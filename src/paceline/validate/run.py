@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
+from paceline.draft import build_contract, find_uncovered, read_eagle3_sizes, scan_folder
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.rules import Limits, Rules, read_rules
@@ -39,6 +39,7 @@ from paceline.validate.rules import list_unchecked
 from paceline.validate.speculators import check_speculators
 from paceline.validate.taps import check_taps
 from paceline.validate.target_quantization import check_target_quantization
+from paceline.validate.uncovered import check_uncovered
 from paceline.validate.values import check_values
 from paceline.validate.vocabulary import check_token_map, check_vocabulary
 
@@ -153,11 +154,23 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     yield from _check_present(case, has_weights)
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
-    yield from check_family(case)
+    form = find_uncovered(case.family, case.scan.raw_config or {}) if has_weights else None
+    yield from check_family(case, by_tensors=form is None)
     yield from check_rules_target(case)
     if has_weights:
         yield from check_path(case)
     yield from check_metadata(case)
+    if form is not None:
+        yield from check_uncovered(case, form)
+    else:
+        yield from _check_contents(case, has_weights)
+    if deep and has_weights:
+        yield from _check_deep(case)
+    yield from _tell_unchecked(case, has_weights, deep, run)
+
+
+def _check_contents(case: Case, has_weights: bool) -> Iterator[Finding]:
+    """Config and tensors against the family's contract, the target and the limits."""
     yield from check_speculators(case)
     if case.scan.config is not None and case.family == "mtp":
         yield from check_mtp(case)
@@ -181,9 +194,6 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
         yield from check_token_map(case)
         yield from check_estimate(case)
         yield from check_load(case)
-    if deep and has_weights:
-        yield from _check_deep(case)
-    yield from _tell_unchecked(case, has_weights, deep, run)
 
 
 def _check_present(case: Case, has_weights: bool) -> Iterator[Finding]:

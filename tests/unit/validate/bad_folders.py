@@ -173,6 +173,7 @@ BAD_FOLDERS: dict[str, Callable[[Path], Path]] = {
     "cfg.arch": changed_config(architectures=["MistralForCausalLM"]),
     "cfg.model_type": changed_config(model_type="qwen3_next"),
     "cfg.family": changed_spec(family="mtp"),
+    "cfg.contract": lambda folder: build_envelope(folder, speculators_model_type="dspark"),
     "cfg.spec": lambda folder: build_envelope(folder, speculators_model_type="hydra"),
     "cfg.hidden": lambda folder: build_draft(folder, config={"hidden_size": 32, "head_dim": 8}),
     "cfg.vocab": lambda folder: build_draft(folder, config={"vocab_size": 72}),

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.draft import read_mask_token_id
+from paceline.draft import read_eagle3_sizes, read_mask_token_id
 from paceline.errors import DraftError
 from paceline.train.families.layers import (
     Linear,
@@ -121,7 +121,8 @@ class Eagle3(DraftModule):
                     f"'{flag}' is set; Paceline trains and replays drafts without it",
                     where="config.json",
                 )
-        num_aux = int(config_number(config, "num_aux_hidden_states"))
+        sizes = read_eagle3_sizes(config)  # as vLLM counts taps and tokens where none are stated
+        num_aux = sizes.num_aux_hidden_states
         source = int(config.get("target_hidden_size") or width)
         self.fc = Linear(num_aux * source, width, bias=False)
         self.midlayer = MidLayer(config)
@@ -130,7 +131,7 @@ class Eagle3(DraftModule):
         self.mask_token_id = None if mask is None else int(mask)
         if self.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, num_aux * source))
-        draft_vocab = int(config_number(config, "draft_vocab_size"))
+        draft_vocab = sizes.draft_vocab_size
         self.lm_head: Linear | None = None
         self.d2t: Tensor | None
         if draft_vocab != int(config_number(config, "vocab_size")):
