@@ -1,6 +1,6 @@
 """One million generated headers and JSON documents through the strict readers, without a fault.
 
-    python bench/fuzz_readers.py [--cases 1000000] [--seed 0] [--keep]
+    python bench/fuzz_readers.py [--cases 1000000] [--seed 0] [--keep]     (make bench runs it so)
 
 Half are safetensors files, half JSON documents: mutations that know the structure
 (tests/mutations.py) of the corpus in tests/corpus/readers. Whatever JSON is read goes on to the
@@ -181,7 +181,8 @@ def run_folders(tally: Tally, cases: int, seed: int, place: Path) -> None:
             try:
                 read_draft(folder)
             except DraftError as error:
-                if report.verdict != "fail":
+                uncovered = any(item.rule == "cfg.contract" for item in report.findings)
+                if report.verdict != "fail" and not uncovered:
                     tally.blame("passed, but read_draft refuses it", name, str(error))
         except Exception:
             tally.blame("fault", f"folders {seed} {number} {name}", traceback.format_exc())

@@ -14,7 +14,13 @@ from pathlib import Path
 from paceline.records import build_provenance, write_json
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("engine_cost.py", "train_throughput.py", "demo_cost.py")
+BENCHES = (
+    "engine_cost.py",
+    "train_throughput.py",
+    "demo_cost.py",
+    "validate_cost.py",
+    "fuzz_readers.py",
+)
 
 
 def main() -> None:
