@@ -1,0 +1,439 @@
+"""Every family on both targets, plain and quantised, from prompts to docs/results/families.md.
+
+    python recipes/families/table.py --work WORK --minutes 9       on one H200, again and again
+    python recipes/families/table.py --work WORK --device cpu      the same drafts on two cores
+    python recipes/families/table.py --work WORK --tiny            on a laptop, no result
+    python recipes/families/table.py --render                      the page from its records
+
+Stages: answer the training prompts (once a target), train for --train-minutes, quantise, validate,
+forecast M, measure. Each finished stage lies in WORK and is never done again, so the same command
+goes on where it stopped; at the end of --minutes whatever runs is asked to stop and keeps its
+checkpoint or the answers it has. What a device cannot serve becomes a row with vLLM's reason. The
+record goes to docs/results/families/MACHINE.json, the page beside it. No network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cells import FORMAT, foresee_bytes, length_by_category, render_table
+
+from paceline.data import read_prompts
+from paceline.draft import Draft, read_draft
+from paceline.errors import PacelineError, PlanError
+from paceline.records import build_provenance, read_json, write_json
+from paceline.rules import read_rules
+from paceline.serve import build_plan, check_plan
+from paceline.target import TargetFacts, read_target
+from paceline.train import Recipe, build_recipe, read_recipe, train_draft
+from paceline.train.setup import with_num_steps
+from paceline.validate import validate_draft
+
+HERE = Path(__file__).resolve().parent
+RECIPES = HERE.parent
+RESULTS = RECIPES.parent / "docs" / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A target and how its drafts are asked and scored. baseline: None takes the rules' own."""
+
+    rules: str
+    thinking: str
+    baseline: str | None
+    recipes: dict[str, str]
+
+
+GOALS = {
+    "smollm2": Goal(
+        rules="demo",
+        thinking="none",
+        baseline="smollm2-eagle3",
+        recipes={
+            "eagle3": "smollm2-eagle3/recipe.toml",
+            "p-eagle": "smollm2/eagle3-parallel.toml",
+            "medusa": "smollm2/medusa.toml",
+            "draft_model": "smollm2/draft_model.toml",
+            "dflash": "smollm2/dflash.toml",
+        },
+    ),
+    "pocket": Goal(
+        rules="pocket",
+        thinking="off",
+        baseline=None,
+        recipes={
+            "eagle3": "pocket/eagle3-narrow.toml",
+            "p-eagle": "pocket/eagle3-parallel.toml",
+            "mtp": "pocket/mtp.toml",
+            "medusa": "pocket/medusa.toml",
+            "draft_model": "pocket/draft_model.toml",
+            "dflash": "pocket/dflash.toml",
+        },
+    ),
+}
+FAMILIES = sorted({family for goal in GOALS.values() for family in goal.recipes})
+NOT_QUANTISED = {
+    "mtp": "an MTP head takes its target's quantisation in vLLM 0.31.0",
+    "medusa": "Medusa's blocks are plain layers in vLLM 0.31.0",
+}
+
+
+class TimeUpError(Exception):
+    """The minutes of this run are over; what is done is kept."""
+
+
+class Runner:
+    """Runs stages as processes until the time is up. State: when that is."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._end = None if minutes is None else time.monotonic() + 60.0 * minutes
+
+    def run(self, *words: object) -> tuple[int, str]:
+        """(exit code, what it said); a process that the time cuts short ends as by Ctrl-C."""
+        if self._end is not None and time.monotonic() >= self._end:
+            raise TimeUpError
+        print("$", " ".join(map(str, words[:9])), flush=True)
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        left = None if self._end is None else max(1.0, self._end - time.monotonic())
+        try:
+            said, _ = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            _stop(process)
+            raise TimeUpError from None
+        except KeyboardInterrupt:
+            _stop(process)
+            raise
+        return process.returncode, said
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C for the process alone, which ends those that it started."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def paceline(*words: object) -> tuple[object, ...]:
+    return (sys.executable, "-c", "from paceline.cli import main; main()", *words)
+
+
+# stages; each leaves a folder, and does nothing where that folder is there
+
+
+def answer(args: argparse.Namespace, runner: Runner, target: str) -> Path:
+    out = args.work / target / "data"
+    record = out / "data.json"
+    if record.exists() and read_json(record).get("complete"):
+        return out
+    words = paceline(
+        *("data", "answer", "--prompts", f"train:{args.num_prompts}", "--target", target),
+        *("--out", out, "--max-tokens", args.answer_tokens, "--concurrency", args.concurrency),
+        *("--thinking", GOALS[target].thinking, "--device", args.device),
+    )
+    _require(*runner.run(*words))
+    return out
+
+
+def train(args: argparse.Namespace, runner: Runner, target: str, family: str) -> Path:
+    out: Path = args.work / target / family / "bf16"
+    if not out.exists():
+        data = answer(args, runner, target)
+        words = ["--worker", target, family, "--data", data, "--work", args.work]
+        words += ["--device", args.device, "--train-minutes", args.train_minutes]
+        words += ["--tiny"] if args.tiny else []
+        _require(*runner.run(sys.executable, __file__, *words))
+    return out
+
+
+def quantise(args: argparse.Namespace, runner: Runner, target: str, family: str, kind: str) -> Path:
+    out: Path = args.work / target / family / kind
+    if not out.exists():
+        data = answer(args, runner, target)
+        words = paceline(
+            *("quantize", train(args, runner, target, family), "--target", target),
+            *("--scheme", kind, "--data", data, "--out", out, "--device", args.device),
+            *("--rows", args.num_rows, "--max-length", args.row_length),
+        )
+        _require(*runner.run(*words))
+    return out
+
+
+def measure(
+    args: argparse.Namespace, runner: Runner, target: str, family: str, kind: str, draft: Path
+) -> dict[str, Any]:
+    """Served beside the target alone and the baseline; the run folder says the rest."""
+    goal = GOALS[target]
+    out = args.work / target / family / f"run-{kind}-{args.machine}"
+    result = out / "result.json"
+    if not result.exists() or read_json(result).get("samples") is None:
+        words = paceline(
+            *("eval", draft, "--target", target, "--rules", goal.rules, "--out", out),
+            *("--prompts", args.prompts, "--max-tokens", args.max_tokens),
+            *("--thinking", goal.thinking, "--device", args.device),
+            *(("--baseline", goal.baseline) if goal.baseline else ()),
+            *(("--no-plain",) if args.tiny else ()),
+        )
+        _require(*runner.run(*words))
+    found = read_json(result)
+    own = found["arms"]["candidate"]
+    score = found["score"]
+    memory = own["memory"]
+    return {
+        "length": length_by_category(own["requests"]),
+        "tau": own["tau"]["value"],
+        "memory_bytes": None if memory is None else memory["total_bytes"],
+        "tpot_ms": own["tpot_ms"]["median"],
+        "score": None if score is None else {k: score[k] for k in ("value", "low", "high")},
+        "withheld": found["withheld"],
+        "replay": (found.get("replay") or {}).get("candidate"),
+        "prompts": found["prompts"],
+    }
+
+
+def _require(code: int, said: str) -> None:
+    if code:
+        sys.stdout.write(said[-4000:])
+        raise PlanError(f"a stage ended with {code}; its words are above")
+
+
+# cells
+
+
+def list_cells(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """(target, family, kind), all plain ones of a target first."""
+    for target in args.target or GOALS:
+        families = [f for f in GOALS[target].recipes if not args.only or f in args.only]
+        for kind in ("bf16", *args.scheme):
+            for family in families:
+                yield target, family, kind
+
+
+def fill(
+    args: argparse.Namespace, runner: Runner, target: str, family: str, kind: str
+) -> dict[str, Any]:
+    """One cell, finished."""
+    if kind != "bf16" and family in NOT_QUANTISED:
+        return {"reason": NOT_QUANTISED[family]}
+    facts = read_target(target)
+    path = train(args, runner, target, family)
+    if kind != "bf16":
+        path = quantise(args, runner, target, family, kind)
+    draft = read_draft(path)
+    report = validate_draft(path, target=facts, rules=read_rules(GOALS[target].rules), deep=True)
+    cell: dict[str, Any] = {
+        "draft": describe(draft),
+        "validated": {
+            "verdict": report.verdict,
+            "rules": sorted({f.rule for f in report.findings if f.severity != "note"}),
+        },
+        "foreseen_bytes": foresee_bytes(draft, kind, facts.path, args.device),
+    }
+    reason = why_not_served(draft, facts, args.device)
+    if reason is not None:
+        return {**cell, "reason": reason}
+    return {**cell, "measured": measure(args, runner, target, family, kind, path)}
+
+
+def describe(draft: Draft) -> dict[str, Any]:
+    trained = draft.metadata.get("trained", {})
+    return {
+        "sha256": draft.sha256,
+        "num_parameters": draft.num_parameters,
+        "files_bytes": draft.files_bytes,
+        "tokens_seen": trained.get("tokens_seen"),
+        "minutes": trained.get("minutes"),
+    }
+
+
+def why_not_served(draft: Draft, target: TargetFacts, device: str) -> str | None:
+    """What the plan says of a draft that this device cannot serve, before anything starts."""
+    try:
+        check_plan(build_plan(target, draft, device=device))
+    except PlanError as problem:
+        return " ".join(part for part in (problem.what, problem.fix) if part)
+    return None
+
+
+# training, in a process of its own
+
+
+def worker(args: argparse.Namespace) -> None:
+    """Trains one draft for the minutes; how many steps that is, is measured once and kept."""
+    target, family = args.worker
+    recipe = shorten(read_recipe(RECIPES / GOALS[target].recipes[family]), args.tiny)
+    facts, home = read_target(target), args.work / target / family
+    note = home / "steps.json"
+    if not note.exists():
+        seconds = try_out(recipe, facts, args, home / "trial")
+        num_steps = max(20, int(60.0 * args.train_minutes / seconds))
+        write_json(note, {"num_steps": num_steps, "seconds_a_step": seconds})
+    out = home / "bf16"
+    train_draft(
+        with_num_steps(recipe, read_json(note)["num_steps"]),
+        target=facts,
+        data_dir=args.data,
+        out_dir=out,
+        device=args.device,
+        resume=out.with_name("bf16.checkpoint").exists(),
+        on_progress=show,
+    )
+
+
+def show(progress: Any) -> None:
+    if progress.step % max(1, progress.num_steps // 20) == 0:
+        print(f"{progress.step}/{progress.num_steps} loss {progress.loss:.3f}", flush=True)
+
+
+def try_out(recipe: Recipe, target: TargetFacts, args: argparse.Namespace, out: Path) -> float:
+    """Seconds a step, features kept: of the second half of a few steps on few rows."""
+    clock: list[float] = []
+    num_steps = 8 if args.tiny else 60
+    for left in (out, out.with_name(out.name + ".checkpoint")):
+        shutil.rmtree(left, ignore_errors=True)
+    train_draft(
+        with_num_steps(recipe, num_steps),
+        target=target,
+        data_dir=args.data,
+        out_dir=out,
+        device=args.device,
+        on_progress=lambda _: clock.append(time.monotonic()),
+    )
+    shutil.rmtree(out)
+    half = num_steps // 2
+    return (clock[-1] - clock[half - 1]) / (num_steps - half)
+
+
+def shorten(recipe: Recipe, tiny: bool) -> Recipe:
+    """The recipe as it is; for a laptop, with small batches and a warm-up to match."""
+    if not tiny:
+        return recipe
+    value = recipe.as_dict()
+    optim = {k: v for k, v in value["optim"].items() if v is not None}
+    optim |= {"tokens_per_batch": 1024, "max_length": 128, "warmup_steps": 4}
+    optim |= {"anchors_per_row": 16} if "anchors_per_row" in optim else {}
+    draft = {k: v for k, v in value["draft"].items() if v is not None}
+    init = {k: v for k, v in value["init"].items() if v is not None}
+    return build_recipe({**value, "optim": optim, "draft": draft, "init": init}, where=recipe.path)
+
+
+def write_few_prompts(work: Path) -> Path:
+    """Two held-out prompts a category."""
+    path = work / "few-prompts.jsonl"
+    left: dict[str, int] = {}
+    lines = []
+    for prompt in read_prompts("held-out").prompts:
+        left[prompt.category] = left.get(prompt.category, 2) - 1
+        if left[prompt.category] >= 0:
+            line = {"id": prompt.prompt_id, "category": prompt.category}
+            lines.append(json.dumps({**line, "messages": list(prompt.messages)}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def read_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path("runs/families"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--machine", help="name of the record; else by the device")
+    parser.add_argument("--device", choices=("cuda", "cpu"))
+    parser.add_argument("--target", choices=[*GOALS], action="append", help="one; both")
+    parser.add_argument("--only", choices=FAMILIES, action="append", help="a family; all")
+    parser.add_argument("--scheme", action="append", help="of paceline quantize; w4a16 and w8a8")
+    parser.add_argument("--minutes", type=float, help="stop cleanly after that")
+    parser.add_argument("--train-minutes", type=float, default=4.0, help="for each draft")
+    parser.add_argument("--num-prompts", type=int, default=16_000)
+    parser.add_argument("--answer-tokens", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, default=512)
+    parser.add_argument("--num-rows", type=int, default=64, help="to calibrate on")
+    parser.add_argument("--row-length", type=int, default=512)
+    parser.add_argument("--prompts", default="held-out")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true", help="a trial on a CPU: no result")
+    parser.add_argument("--render", action="store_true", help="only write the page")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.tiny:
+        args.device, args.results = "cpu", args.work
+        args.num_prompts, args.answer_tokens, args.concurrency = 48, 64, 8
+        args.train_minutes, args.num_rows, args.row_length = 0.25, 8, 128
+        args.max_tokens = 24
+    if args.device is None and not args.render:
+        from paceline.serve.install import find_device
+
+        args.device = find_device()
+    args.scheme = args.scheme or ["w4a16", "w8a8"]
+    if args.machine is None:
+        args.machine = f"{os.cpu_count()}-cores" if args.device == "cpu" else "one-gpu"
+    return args
+
+
+def stop(why: str, code: int) -> NoReturn:
+    print(f"stopped: {why}; the same command goes on", flush=True)
+    sys.exit(code)
+
+
+def main() -> None:
+    args = read_args()
+    folder, page = args.results / "families", args.results / "families.md"
+    if args.worker:
+        return worker(args)
+    if args.render:
+        return render_table(folder, page)
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.tiny:
+        args.prompts = str(write_few_prompts(args.work))
+    record = folder / f"{args.machine}.json"
+    found: dict[str, Any] = read_json(record) if record.exists() else {"cells": {}}
+    runner, failed = Runner(args.minutes), 0
+    for cell in list_cells(args):
+        key = "/".join(cell)
+        if "measured" in found["cells"].get(key, {}) or "reason" in found["cells"].get(key, {}):
+            continue
+        began = time.monotonic()
+        try:
+            done = fill(args, runner, *cell)
+        except TimeUpError:
+            stop(f"the minutes are over at {key}", 0)
+        except KeyboardInterrupt:
+            stop(f"by hand at {key}", 130)
+        except PacelineError as problem:
+            print(f"{key}: {problem}", flush=True)
+            failed += 1
+            continue
+        found["cells"][key] = done
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {"format": FORMAT, "machine": args.machine, "provenance": build_provenance()}
+        write_json(record, {**found, **facts})
+        render_table(folder, page)
+        print(f"{key}: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"table: {page}")
+    if failed:
+        sys.exit(f"{failed} cells failed; the same command tries them again")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:  # of a worker, whose checkpoint is written
+        sys.exit(130)
