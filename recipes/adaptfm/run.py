@@ -1,0 +1,215 @@
+"""One system of the AdaptFM results as commands: quantise, train, bench, and its ladder.
+
+    python recipes/adaptfm/run.py recipes/adaptfm/04-dflash12.toml --target pocket --work OUT
+    python recipes/adaptfm/run.py recipes/adaptfm/*.toml --target smollm2 --work OUT --commands
+
+Every step is a `paceline` command; --commands prints them and runs nothing. What a recipe asks and
+this machine or target cannot do is printed as an open row and left out. On a GPU take the
+challenge's regimes (leave --regime out) and --steps 3000; on two cores --regime 64:64 --steps 60.
+OUT/NAME/ladder.json holds the speed-up of each rung over the target alone, eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.eval import compare_arms
+from paceline.records import read_json, write_json, write_text
+from paceline.serve import find_device
+from paceline.target import TargetFacts, read_target
+
+HERE = Path(__file__).resolve().parent
+PACELINE = (sys.executable, "-c", "from paceline.cli import main; main()")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """commands in order, and what the recipe asks beyond them. target, draft: what is served."""
+
+    commands: list[list[str]]
+    open_rows: list[str]
+    target: str
+    draft: str
+
+
+def plan_steps(
+    recipe: Mapping[str, Any],
+    facts: TargetFacts,
+    work: Path,
+    *,
+    device: str,
+    regimes: list[str],
+    num_steps: int,
+    num_requests: int,
+) -> Steps:
+    """The commands of one recipe for one target; starts nothing."""
+    name = facts.name
+    open_rows = list(recipe.get("open", []))
+    commands: list[list[str]] = []
+    thinking = ["--thinking", "off"] if facts.is_hybrid else []
+    wanted, draft = recipe.get("target"), recipe["draft"]
+    has_weights = draft["family"] not in ("ngram", "suffix")
+    answers = work.parent / "data"  # one for all recipes; a second run goes on where it is
+    data = ["--data", str(answers)]
+    if wanted or has_weights:
+        limit = ["--prompts", "train:256", "--max-tokens", "128", "--concurrency", "8"]
+        commands.append(
+            ["data", "answer", "--target", name, "--out", str(answers), *limit, *thinking]
+        )
+    target = name
+    if wanted:
+        target = str(work / "target")
+        commands.append(
+            ["quantize", name, "--out", target, *data, *_scheme(wanted, facts, device, open_rows)]
+        )
+    served, k = draft["family"], draft["k"]
+    if has_weights:
+        served = str(work / "draft")
+        limit = ["--device", device]
+        commands.append(
+            ["train", str(work / "draft.toml"), "--target", name, *data, "--out", served, *limit]
+        )
+        _write_training(recipe, facts, work, num_steps)
+        made = [f"--{key}" for key in ("scheme", "window") if key in draft]
+        if made:
+            small = str(work / "draft-small")
+            words = ["quantize", served, "--target", name, "--out", small]
+            if "scheme" in draft:
+                words += [*data, *_scheme(draft, facts, device, open_rows)]
+            if "window" in draft:
+                words += ["--window", str(min(draft["window"], facts.max_position_embeddings))]
+            commands.append(words)
+            served = small
+    engine = recipe.get("engine", {})
+    caching = []
+    if engine.get("prefix_caching"):
+        if facts.is_hybrid:
+            open_rows.append(
+                "prefix caching on a hybrid target: with speculation vLLM 0.31.0 restores a stale"
+                " state (vLLM #53912); the team patched it"
+            )
+        else:
+            caching = ["--prefix-caching"]
+    if "cudagraph_sizes" in engine:
+        open_rows.append(
+            "CUDA-graph sizes are searched by `paceline tune` on a GPU; bench takes vLLM's own"
+        )
+    common = ["--requests", str(num_requests), "--device", device, *thinking]
+    common += [word for regime in regimes for word in ("--regime", regime)]
+    plain = ["bench", name, "--draft", "none", "--out", str(work / "plain.json")]
+    commands.append([*plain, *common])
+    best = ["bench", target, "--no-baseline", "--draft", served, "--k", str(k), *caching]
+    if wanted:
+        best += ["--draft", "none"]
+    commands.append([*best, "--out", str(work / "optimised.json"), *common])
+    return Steps(commands=commands, open_rows=open_rows, target=target, draft=served)
+
+
+def _scheme(
+    wanted: Mapping[str, Any], facts: TargetFacts, device: str, open_rows: list[str]
+) -> list[str]:
+    """Options of `paceline quantize`, as far as the target's sizes and the device have a kernel."""
+    words = ["--scheme", wanted["scheme"]]
+    if "method" in wanted:
+        words += ["--method", wanted["method"]]
+    size = wanted.get("group_size")
+    if size is not None:
+        fits = next(s for s in (size, 64, 32) if not facts.hidden_size % s)
+        if fits != size:
+            open_rows.append(f"groups of {size} do not divide {facts.name}'s matrices: {fits}")
+        words += ["--group-size", str(fits)]
+    if "edges" in wanted:
+        words += ["--edges", str(wanted["edges"])]
+    if "head" in wanted:
+        if device == "cpu" and wanted["head"] == "w8a16":
+            open_rows.append("an output layer in w8a16: vLLM 0.31.0 has no kernel for it on a CPU")
+        else:
+            words += ["--head", wanted["head"]]
+    return words
+
+
+def _write_training(
+    recipe: Mapping[str, Any], facts: TargetFacts, work: Path, num_steps: int
+) -> None:
+    """The target's own recipe for the family, with this system's K and these steps."""
+    text = (HERE.parent / facts.name / f"{recipe['draft']['family']}.toml").read_text()
+    k, made = recipe["draft"]["k"], []
+    for line in text.splitlines():
+        key = line.partition(" = ")[0]
+        if key == "num_speculative_tokens":
+            line = f"num_speculative_tokens = {k}"
+        elif key == "num_steps":
+            line = f"num_steps = {num_steps}"
+        elif key == "checkpoint_steps":
+            line = f"checkpoint_steps = {num_steps}"
+        elif key == "warmup_steps":
+            line = f"warmup_steps = {min(50, num_steps // 4)}"
+        elif key == "position_weights":
+            line = f"position_weights = {[round(0.9**place, 3) for place in range(k)]}"
+        made.append(line)
+    write_text(work / "draft.toml", "\n".join(made) + "\n")
+
+
+def build_ladder(work: Path) -> list[dict[str, Any]]:
+    """Speed-up of each rung over the target alone, eager, on the same prompts."""
+    plain = read_json(work / "plain.json")
+    best = read_json(work / "optimised.json")
+    assert plain["prompts_sha256"] == best["prompts_sha256"]
+    baseline = plain["arms"]["baseline"]["regimes"]
+    arms = {"target alone, as vLLM starts it": plain["arms"]["none"]}
+    for name, arm in sorted(best["arms"].items(), key=lambda item: item[0] != "none"):
+        arms["and quantised" if name == "none" else "and its draft"] = arm
+    rungs = [{"rung": "target alone, eager", "mean": 1.0, "low": None, "high": None}]
+    for rung, arm in arms.items():
+        found = compare_arms(baseline, arm["regimes"])
+        rungs.append({"rung": rung, **{key: found[key] for key in ("mean", "low", "high")}})
+    return rungs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipes", nargs="+", type=Path)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--regime", action="append", default=[])
+    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--device")
+    parser.add_argument("--commands", action="store_true")
+    options = parser.parse_args()
+    facts = read_target(options.target)
+    for path in options.recipes:
+        recipe = tomllib.loads(path.read_text())
+        work = options.work / path.stem
+        steps = plan_steps(
+            recipe,
+            facts,
+            work,
+            device=options.device or find_device(),
+            regimes=options.regime,
+            num_steps=options.steps,
+            num_requests=options.requests,
+        )
+        print(f"== {path.stem}: reported {recipe['reported']['mean']} times", flush=True)
+        for row in steps.open_rows:
+            print(f"open: {row}")
+        for command in steps.commands:
+            print("paceline " + " ".join(command), flush=True)
+            if not options.commands:
+                subprocess.run([*PACELINE, *command], check=True)
+        if not options.commands:
+            ladder = {"recipe": path.stem, "open": steps.open_rows, "rungs": build_ladder(work)}
+            write_json(work / "ladder.json", ladder)
+            print(json.dumps(ladder, indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()
