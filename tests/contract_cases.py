@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +305,18 @@ CASES: tuple[Case, ...] = (
         with_faults=False,
     ),
     _case(
+        "odd: eagle3, FP8, one layer left plain by vLLM's own number for it",
+        "eagle3",
+        {
+            **_EAGLE3,
+            "quantization_config": {
+                **quantize("float", 8, None),
+                "ignore": ["lm_head", "model.layers.4.mlp.down_proj"],
+            },
+        },
+        with_faults=False,
+    ),
+    _case(
         "odd: mtp with the target's embeddings and head",
         "mtp",
         {**_QWEN_TARGET},
@@ -369,7 +381,10 @@ def _values(name: str, rule: TensorRule, seed: int, logical: tuple[int, ...]) ->
 
 def build_tensors_of(case: Case) -> dict[str, Tensor]:
     """Every tensor that the contract asks for, and the optional ones of the case."""
-    contract = build_contract(case.family, case.config)
+    contract = replace(
+        build_contract(case.family, case.config),
+        num_target_layers=case.target["num_hidden_layers"],
+    )
     plain = contract.tensors
     # every linear layer in its packed form, where the case has one
     packed = [f"{name.removesuffix('weight')}weight_scale" for name in plain]

@@ -32,6 +32,7 @@ class Contract:
     keys: every key config.json may have; config_keys: the same, as key -> type.
     variant, sizes: the row of the table and the numbers; None for a family without weights.
     quantization: the config's quantization_config as it stands; None without one.
+    num_target_layers: None without a target.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Contract:
     variant: Variant | None = None
     sizes: Sizes | None = None
     quantization: Any = None
+    num_target_layers: int | None = None
 
     @property
     def config_keys(self) -> dict[str, str]:
@@ -59,7 +61,7 @@ class Contract:
         return (
             self.tensors
             if scheme is None
-            else quantize_rules(self.family, self.tensors, scheme, names)
+            else quantize_rules(self.family, self.tensors, scheme, names, self.num_target_layers)
         )
 
     def canonical(self, name: str) -> str:
@@ -101,7 +103,7 @@ def build_contract(
     """The contract for one family and one config. Raises DraftError when a size is missing.
 
     `target` is not needed for shapes: the config states all sizes, and rules that compare the
-    two live in `validate`.
+    two live in `validate`. Only a quantisation that leaves layers plain by number goes by it.
     """
     variant = find_variant(family, config)
     if variant is None:
@@ -117,6 +119,7 @@ def build_contract(
         variant=variant,
         sizes=sizes,
         quantization=config.get("quantization_config"),
+        num_target_layers=None if target is None else target.num_hidden_layers,
     )
 
 

@@ -7,6 +7,7 @@ same envelopes while it loads; and the published folders. Weights are copied byt
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -274,7 +275,7 @@ def _copy_tensors(file: BinaryIO, source: Path, tensors: list[tuple[str, TensorI
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     for name, tensor in ordered:
-        with (source / name).open("rb") as origin:
+        with os.fdopen(os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as origin:
             origin.seek(tensor.start)
             left = tensor.num_bytes
             while left:

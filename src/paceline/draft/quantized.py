@@ -37,6 +37,7 @@ _MAPS = ("d2t", "t2d", "token_map")
 _WHERE = "config.json: quantization_config"
 _SCALES = FLOATS
 _MAX_REGEXES = 32
+_FAR = 9000  # layers of a target that no entry of a list means by itself
 # (type, bits, inputs are quantised) -> the format that vLLM loads, the dtype of the stored weight
 _STORED = {
     ("int", 4, False): ("pack-quantized", "I32"),
@@ -71,6 +72,11 @@ class Scheme:
             if text.startswith("re:")
         )
         return tuple(steps for steps in parsed if steps is not None)
+
+    @property
+    def names_layers(self) -> bool:
+        """Whether an entry of `ignore` writes out a layer's number."""
+        return any(re.search(r"layers\\?\.\d", text) for text in self.ignore)
 
     @property
     def is_packed(self) -> bool:
@@ -164,29 +170,32 @@ def _read_ignored(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _leaves_plain(scheme: Scheme, family: str, name: str) -> bool:
+def _leaves_plain(
+    scheme: Scheme, family: str, name: str, names: Container[str], first_layer: int | None
+) -> bool:
     """Whether vLLM 0.31.0 builds this linear layer plain, by the names that it knows it by.
 
     It matches whole names, or patterns from the beginning, against its own modules: `model.` before
     all but the head, q, k, v and gate, up in one. A whole model is also told by its parts, and
     stops where they differ. An EAGLE-3 or DFlash draft counts its layers on from the target's last,
-    so an entry that goes by a layer's number fits one length of target alone. Raises DraftError.
+    so an entry that goes by a layer's number fits one length of target alone: first_layer, or where
+    that is not known, the one that the folder's tensors (names) were stored for.
     """
     module = re.sub(r"^midlayer\.", "layers.0.", name.removesuffix(".weight"))
     if family == "draft_model":
         return _is_ignored(scheme, module)
     fused = re.sub(r"\.[qkv]_proj$", ".qkv_proj", module)
     fused = f"model.{re.sub(r'[.](gate|up)_proj$', '.gate_up_proj', fused)}"
-    far = re.sub(r"layers\.(\d+)", r"layers.900\1", fused)  # the same on a very long target
+    if first_layer is not None:
+        return _is_ignored(scheme, _renumber(fused, first_layer))
     is_plain = _is_ignored(scheme, fused)
-    if is_plain != _is_ignored(scheme, far):
-        raise _refuse(
-            f"for '{module}' the list of ignored modules",
-            ".ignore",
-            "a layer by its number, and vLLM counts a draft's layers on from the target's last",
-            "patterns that hold for every number, such as re:.*down_proj",
-        )
+    if scheme.names_layers or is_plain != _is_ignored(scheme, _renumber(fused, _FAR)):
+        return f"{name}_scale" not in names
     return is_plain
+
+
+def _renumber(module: str, first: int) -> str:
+    return re.sub(r"(?<=layers\.)\d+", lambda number: str(int(number[0]) + first), module)
 
 
 def _is_ignored(scheme: Scheme, module: str) -> bool:
@@ -232,9 +241,14 @@ def _read_inputs(inputs: Any, kind: str, bits: int) -> bool:
 
 
 def quantize_rules(
-    family: str, rules: Mapping[str, TensorRule], scheme: Scheme, names: Container[str]
+    family: str,
+    rules: Mapping[str, TensorRule],
+    scheme: Scheme,
+    names: Container[str],
+    first_layer: int | None = None,
 ) -> dict[str, TensorRule]:
     """The rules of a quantised draft. names: the tensors that are there, by canonical name.
+    first_layer: the number that vLLM gives the draft's first layer, that of the target's layers.
 
     The config decides, as in vLLM 0.31.0, which reads plain weights into FP8 layers without a word
     and without a scale: every linear layer that `ignore` does not name is held to its packed form.
@@ -247,7 +261,9 @@ def quantize_rules(
             parts = ("weight_packed", "weight_scale", "weight_shape")
             is_meant = scheme.has_head and any(f"{stem}{part}" in names for part in parts)
         else:
-            is_meant = rule.is_linear and not _leaves_plain(scheme, family, name)
+            is_meant = rule.is_linear and not _leaves_plain(
+                scheme, family, name, names, first_layer
+            )
         if not is_meant:
             continue
         rows, columns = rule.shape

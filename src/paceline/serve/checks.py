@@ -9,12 +9,15 @@ from typing import Any
 from paceline.draft import (
     SPEC_KEYS,
     Draft,
+    build_contract,
+    check_tensors,
     default_aux_layer_ids,
     explain_no_cpu_kernel,
     read_aux_layer_ids,
 )
 from paceline.errors import PlanError
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS, METHODS
+from paceline.problems import without_notes
 from paceline.serve.install import require_vllm
 from paceline.serve.model_free import check_model_free, is_model_free
 from paceline.serve.parallel import check_parallel, is_parallel
@@ -47,6 +50,7 @@ def check_plan(plan: Plan) -> list[str]:
         _check_spec_keys(plan.draft)
         if METHODS[plan.method].has_weights:
             _check_draft_fits(plan, plan.draft, notes)
+            _check_quantized(plan, plan.draft)
     if plan.target.num_tokenizer_tokens is None:
         notes.append("the target has no tokenizer: prompts must come as token ids")
     require_vllm(plan.device)
@@ -220,6 +224,22 @@ def _check_spec_keys(draft: Draft) -> None:
             where=f"{draft.path}/spec.json",
             expected=f"only {', '.join(known)}",
             fix="Remove it.",
+        )
+
+
+def _check_quantized(plan: Plan, draft: Draft) -> None:
+    """A list of plain layers can go by their numbers, which vLLM counts on from the target's."""
+    if draft.config.get("quantization_config") is None:
+        return
+    contract = build_contract(draft.family, draft.config, plan.target)
+    problems = without_notes(check_tensors(contract, {"": dict(draft.tensors)}))
+    if problems:
+        raise PlanError(
+            f"{problems[0].message}: of a target of {plan.target.num_hidden_layers} layers vLLM"
+            f" calls the draft's first layer {plan.target.num_hidden_layers}",
+            where=str(draft.path),
+            expected="a quantization_config that leaves plain what is stored plain",
+            fix="Quantise the draft for this target, or name layers by patterns for any number.",
         )
 
 

@@ -5,6 +5,7 @@ The same contracts are held against vLLM's own loader in tests/flow/test_contrac
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -289,12 +290,19 @@ def test_what_an_ignore_list_leaves_plain(family: str, entry: str, plain: tuple[
     assert found == set(plain)
 
 
-@pytest.mark.parametrize("entry", ["model.layers.0.mlp.down_proj", "re:.*layers\\.0\\..*"])
+@pytest.mark.parametrize("entry", ["model.layers.{}.mlp.down_proj", "re:.*layers\\.{}\\..*down.*"])
 def test_an_ignored_layer_by_its_number(entry: str) -> None:
-    """vLLM calls it model.layers.30 on a target of 30 layers, and never 0."""
-    settings = {**quantize("float", 8, None), "ignore": [entry]}
-    with pytest.raises(DraftError, match="counts a draft's layers on"):
-        build_contract("eagle3", {**SMOL, "quantization_config": settings}).rules_for(())
+    """vLLM calls it model.layers.30 on a target of 30 layers, and never 0: with a target the number
+    decides, without one how the layer is stored."""
+    down, scale = "midlayer.mlp.down_proj.weight", "midlayer.mlp.down_proj.weight_scale"
+    for number, num_layers, is_plain in ((30, 30, True), (0, 30, False), (30, 32, False)):
+        settings = {**quantize("float", 8, None), "ignore": [entry.format(number)]}
+        contract = build_contract("eagle3", {**SMOL, "quantization_config": settings})
+        assert scale not in contract.rules_for({down})
+        assert scale in contract.rules_for({down, scale})
+        served = dataclasses.replace(contract, num_target_layers=num_layers)
+        assert (scale not in served.rules_for({down})) == is_plain
+        assert (scale not in served.rules_for({down, scale})) == is_plain
 
 
 @pytest.mark.parametrize(
