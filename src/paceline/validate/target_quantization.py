@@ -12,6 +12,7 @@ from paceline.draft.patterns import MAX_PATTERNS, matches_name, parse_pattern
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
+from paceline.validate.target_storage import check_target_storage
 
 __all__ = ["check_target_quantization"]
 
@@ -21,9 +22,13 @@ _PARTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 
 def check_target_quantization(case: Case) -> Iterator[Finding]:
-    """`q.target`: plain matrices of the head that the target's quantization would pack."""
+    """`q.target`: plain matrices of the head that the target's quantization would pack, and what
+    the target itself stores otherwise than it says."""
     settings = _find_settings(case)
-    if case.family != "mtp" or case.target is None or settings is None:
+    if case.target is None or settings is None:
+        return
+    yield from check_target_storage(case, settings)
+    if case.family != "mtp":
         return
     plain = [
         name.removesuffix(".weight")

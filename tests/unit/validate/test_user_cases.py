@@ -25,6 +25,8 @@ def make_target(place: Path, changes: dict[str, Any], embeddings: int | None) ->
     place.mkdir()
     if "from_config" in changes:
         (place / "config.json").write_text(json.dumps(changes["from_config"]))
+        if "tensors" in changes:
+            write_safetensors(place / "model.safetensors", changes["tensors"])
         facts = read_target(place, require_weights=False)
         return dataclasses.replace(facts, tokenizer_sha256="a" * 64)
     if embeddings is not None:

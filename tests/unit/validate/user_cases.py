@@ -168,6 +168,37 @@ def of_mtp(*, ignore: list[str] | None = None) -> dict[str, Any]:
     return {"from_config": config}
 
 
+LEFT_ALONE = ["lm_head", "re:^mtp.*", "re:.*mlp.*"]
+
+
+def of_hybrid(*, packed: tuple[str, ...] = (), attention: bool, ignore: list[str]) -> Any:
+    """The same target of eight layers (three recurrent, one attention, twice) with its weights.
+
+    packed: projections of recurrent layers that are stored packed; attention: so are q, k, v, o.
+    """
+    config = of_mtp(ignore=ignore)["from_config"]
+    config |= {
+        "num_hidden_layers": 8,
+        "layer_types": 2 * (["linear_attention"] * 3 + ["full_attention"]),
+    }
+    ends = ("lm_head.weight", "model.embed_tokens.weight")
+    tensors: dict[str, Any] = {name: random_bf16(256, 64, seed=9) for name in ends}
+    for layer, kind in enumerate(config["layer_types"]):
+        if kind == "linear_attention":
+            names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+            place, stored = f"model.layers.{layer}.linear_attn", packed
+        else:
+            names = ("q_proj", "k_proj", "v_proj", "o_proj")
+            place, stored = f"model.layers.{layer}.self_attn", names if attention else ()
+        for name in names:
+            if name in stored:
+                tensors[f"{place}.{name}.weight_packed"] = ("I32", (4, 1), b"\1" * 16)
+                tensors[f"{place}.{name}.weight_scale"] = random_bf16(4, 1, seed=1)
+            else:
+                tensors[f"{place}.{name}.weight"] = random_bf16(4, 8, seed=layer)
+    return {"from_config": config, "tensors": tensors}
+
+
 WIDE = {"hidden_size": 64, "vocab_size": 256, "num_tokenizer_tokens": 250, "eos_token_ids": (2,)}
 ONE_HEAD = "medusa, one output layer"
 
@@ -342,6 +373,56 @@ USER_CASES: tuple[UserCase, ...] = (
         target=of_mtp(ignore=["mtp.fc", *ATTENTION, *MLP]),
     ),
     row("U20c by pattern", head_of(), "pass", target=of_mtp(ignore=["re:^mtp.*"])),
+    # a hybrid target quantised the wrong way
+    row(
+        "U22a recurrent layers plain and listed",
+        head_of(),
+        "pass",
+        target=of_hybrid(attention=True, ignore=[*LEFT_ALONE, "re:.*linear_attn.*"]),
+    ),
+    row(
+        "U22b a and b plain, qkv and z packed, listed",
+        head_of(),
+        "pass",
+        "q.target",
+        "builds the two pairs apart and supports it",
+        target=of_hybrid(
+            packed=("in_proj_qkv", "in_proj_z", "out_proj"),
+            attention=True,
+            ignore=[*LEFT_ALONE, "re:.*in_proj_a$", "re:.*in_proj_b$"],
+        ),
+    ),
+    row(
+        "U22c a and b packed",
+        head_of(),
+        "warn",
+        "q.target",
+        "12 of its recurrence's small projections",
+        target=of_hybrid(
+            packed=("in_proj_qkv", "in_proj_z", "out_proj", "in_proj_a", "in_proj_b"),
+            attention=True,
+            ignore=LEFT_ALONE,
+        ),
+    ),
+    row(
+        "U22d attention packed but listed as plain",
+        head_of(),
+        "fail",
+        "q.target",
+        "stores 8 layers packed that its ignore list has vLLM build in 16 bits",
+        "layers.3.self_attn.q_proj",
+        target=of_hybrid(
+            attention=True, ignore=[*LEFT_ALONE, "re:.*linear_attn.*", "re:.*self_attn.*"]
+        ),
+    ),
+    row(
+        "U22 recurrent layers plain and not listed",
+        head_of(),
+        "fail",
+        "q.target",
+        "stores 30 layers 16 bits that its ignore list has vLLM build packed",
+        target=of_hybrid(attention=True, ignore=LEFT_ALONE),
+    ),
     # K
     row(
         "U31 K of two layers",
