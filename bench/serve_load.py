@@ -4,9 +4,10 @@
 
 Pocket with its own MTP head. Each event is one run of its own: `engine` (kill -9 of the engine),
 `server` (kill -9 of vLLM's HTTP server), `hang` (the engine is stopped and never goes on), `weak`
-(acceptance falls below the minimum). It comes after two fifths of the requests; afterwards every
-answer is held against the target's own. Two cores, two minutes an event. Figures go to
-bench/results/serve-load.json, each event's under its name.
+(acceptance falls below the minimum), `spare` (kill -9 of the engine with `--beside`). It comes
+after two fifths of the requests; afterwards every answer is held against the target's own. Two
+cores, three to four minutes an event. Figures go to bench/results/serve-load.json, each event's
+under its name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from serve_load import Served, ask_all, build_questions, compare_replies, serve_target  # noqa: E402
 
-EVENTS = ("engine", "server", "hang", "weak")
+EVENTS = ("engine", "server", "hang", "weak", "spare")
 OUT = HERE / "results" / "serve-load.json"
 TOLERANCE = 0.5  # nats, as in the rules for pocket
 SERVE = ("pocket", "--draft", "native", "--weak-draft", "switch")
@@ -53,9 +54,13 @@ def main() -> None:
 
 def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
     target = read_target("pocket")
-    questions = build_questions(target, options.requests // 4, max_tokens=options.max_tokens)
+    questions = build_questions(target, options.requests // 8, max_tokens=options.max_tokens)
     # pocket accepts about 2.5 tokens a step: no draft of K = 3 keeps 3.9 for long
-    more = {"weak": ("--min-acceptance", "3.9", "--window", "500"), "hang": ("--silence", "10")}
+    more = {
+        "weak": ("--min-acceptance", "3.9", "--window", "1500"),
+        "hang": ("--silence", "10"),
+        "spare": ("--beside",),
+    }
     with serve_target((*SERVE, *more.get(event, ()))) as served:
         at: list[float] = []
 
@@ -89,9 +94,10 @@ def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _strike(event: str, served: Served) -> None:
-    number = {"engine": signal.SIGKILL, "server": signal.SIGKILL, "hang": signal.SIGSTOP}
+    number = {"engine": 9, "spare": 9, "server": 9, "hang": signal.SIGSTOP}
     if event in number:
-        hit = served.backs() if event == "server" else served.engines()
+        # the first server is the one that answers; the spare came after it
+        hit = served.backs()[:1] if event == "server" else served.engines(served.backs()[:1])
         for pid in hit:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number[event])

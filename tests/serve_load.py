@@ -71,10 +71,10 @@ class Served:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         return [int(word) for word in text.split()]
 
-    def engines(self) -> list[int]:
+    def engines(self, backs: Sequence[int]) -> list[int]:
         """Processes that compute: vLLM names its engine core and its worker."""
         found = []
-        for back in self.backs():
+        for back in backs:
             for member in session_members(back):
                 with contextlib.suppress(OSError):
                     if b"VLLM::" in Path(f"/proc/{member}/cmdline").read_bytes():

@@ -50,7 +50,7 @@ def serve(
     ] = "switch",
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="Switch beside the old server: memory for both, no pause."),
+        typer.Option("--beside", help="Keep the target alone ready beside it: memory for both."),
     ] = False,
     max_held: Annotated[
         int, typer.Option("--max-held", min=1, help="Requests held at once; more get a 503.")

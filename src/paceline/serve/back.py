@@ -29,7 +29,7 @@ BASE = "http://back"  # a Unix socket has no host; HTTP wants one
 
 
 class Back:
-    """A plan as a running vLLM server. `num_carried` counts the requests that it holds.
+    """A plan as a running vLLM server. num_carried: requests that it holds; num_answered: so far.
 
     is_lost: it died or was given up, and nothing that it still says counts.
     """
@@ -38,6 +38,7 @@ class Back:
         self.plan = plan
         self.log_path = log_path
         self.num_carried = 0
+        self.num_answered = 0
         self.is_lost = False
         self._staging: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,6 +101,7 @@ class Back:
         self.num_carried += 1
         try:
             yield
+            self.num_answered += 1
         finally:
             self.num_carried -= 1
 

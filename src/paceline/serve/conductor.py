@@ -22,7 +22,12 @@ from paceline.serve.watch import AcceptanceWatch, read_counters
 
 __all__ = ["Conductor", "Operation"]
 
-_MAX_LOSSES, _LOSSES_S = 3, 600.0
+_MAX_FAILURES = 3  # servers in a row that answered nothing
+_SIGNS_OF_LIFE = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:kv_cache_usage_perc",  # grows while a long prompt is read
+)
 _LOOK_S = 1.0
 
 
@@ -31,8 +36,8 @@ class Operation:
     """How a served target is run.
 
     min_acceptance: acceptance length below which the draft does not help, over window_steps
-    drafting steps. switches_off: then go on without the draft; else only say so. beside: start the
-    next server before the old one ends (memory for both); else after its requests are answered.
+    drafting steps. switches_off: then go on without the draft; else only say so. beside: keep the
+    target alone ready as a spare (memory for both); else a next server starts after the old one.
     max_held: requests asked or waiting at once; beyond it they are refused. drain_s: how long the
     end, or a change of servers, waits for answers. silence_s: a server that makes no token for so
     long while it holds requests has hung. start_s: for a server's start.
@@ -70,17 +75,18 @@ class Conductor:
             minimum=operation.min_acceptance, window=operation.window_steps
         )
         self.current: Back | None = None
-        self.failure: EngineError | None = None
+        self.failure: BaseException | None = None
         self.is_weak = False
         self._plan, self._plain = plan, plain
         self._log_path, self._tell = log_path, tell
         self._changed = asyncio.Condition()
         self._lock = asyncio.Lock()
-        self._losses: list[float] = []
+        self._num_failures = 0
         self._told_weak: set[str] = set()
         self._backs: set[Back] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._progress: tuple[float, float] = (-1.0, 0.0)  # tokens made, and since when no more
+        self._spare: asyncio.Task[Back | None] | None = None
+        self._progress: tuple[list[float], float] = ([], 0.0)  # signs of life, and since when
         metrics.minimum.set(operation.min_acceptance)
 
     @property
@@ -98,7 +104,7 @@ class Conductor:
         self._spawn(self._look())
 
     async def acquire(self) -> Back:
-        """The server to ask now; waits while there is none. Raises EngineError when none comes."""
+        """The server to ask now; waits while there is none. Raises `failure` when none comes."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.current or self.failure)
         if self.failure is not None:
@@ -121,9 +127,10 @@ class Conductor:
 
     async def close(self) -> None:
         """Ends every server."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._spare] if self._spare else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(back.stop() for back in self._backs))
 
     async def _open(self, plan: Plan) -> Back:
@@ -140,15 +147,35 @@ class Conductor:
         await back.stop()
         self._backs.discard(back)
 
+    async def _open_spare(self) -> Back | None:
+        try:
+            return await self._open(self._plain)
+        except EngineError as problem:
+            self._tell(f"there is no spare server: {problem}")
+            return None
+
+    async def _take(self, plan: Plan) -> Back:
+        """A started server of the plan: the spare where it is one and lives. Raises EngineError."""
+        if plan is self._plain and self._spare is not None:
+            spare = await self._spare
+            self._spare = None
+            if spare is not None and await spare.is_healthy():
+                return spare
+            if spare is not None:
+                await self._end(spare)
+        return await self._open(plan)
+
     def _install(self, back: Back) -> None:
         self.current = back
         self.is_weak = False
         self._told_weak.clear()
         self.watch.forget()
-        self._progress = (-1.0, time.monotonic())
+        self._progress = ([], time.monotonic())
         self.metrics.draft_on.set(back.plan.method != "none")
         self.metrics.draft_helps.set(1)
         self._spawn(self._notify())
+        if self.operation.beside and self._spare is None:
+            self._spare = asyncio.get_running_loop().create_task(self._open_spare())
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -162,13 +189,8 @@ class Conductor:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            kept = error if isinstance(error, EngineError) else EngineError(f"failed: {error!r}")
-            self._fail(kept)
-
-    def _fail(self, error: EngineError) -> None:
-        self.failure = error
-        self.current = None
-        self._spawn(self._notify())
+            self.failure, self.current = error, None
+            self._spawn(self._notify())
 
     def _lose(self, back: Back, what: str) -> None:
         back.is_lost = True
@@ -182,22 +204,28 @@ class Conductor:
             self._spawn(self._recover(back, what))
 
     async def _recover(self, back: Back, what: str) -> None:
-        """After a loss: without the draft, whatever it was. Gives up after several in a row."""
+        """After a loss: without the draft, whatever it was."""
         async with self._lock:
             error = back.failure(what)
             await self._end(back)
-            while self.current is None:
-                now = time.monotonic()
-                self._losses = [then for then in self._losses if now - then < _LOSSES_S] + [now]
-                if len(self._losses) > _MAX_LOSSES:
-                    raise error
-                try:
-                    self._install(await self._open(self._plain))
-                except EngineError as problem:
-                    error = problem
-                else:
-                    self.metrics.switches.labels(what).inc()
-                    self._tell("answers go on without a draft")
+            self._num_failures = 0 if back.num_answered else self._num_failures + 1
+            if self.current is None:
+                await self._go_plain(error, what)
+
+    async def _go_plain(self, error: EngineError, reason: str) -> None:
+        """Starts the target alone, again if need be. Raises the last error after several in a row
+        that answered nothing."""
+        while self._num_failures < _MAX_FAILURES:
+            try:
+                self._install(await self._take(self._plain))
+            except EngineError as problem:
+                error = problem
+                self._num_failures += 1
+            else:
+                self.metrics.switches.labels(reason).inc()
+                self._tell("answers go on without a draft")
+                return
+        raise error
 
     async def _switch(self, plan: Plan, reason: str) -> None:
         async with self._lock:
@@ -206,7 +234,7 @@ class Conductor:
                 return
             if self.operation.beside:
                 try:
-                    new = await self._open(plan)
+                    new = await self._take(plan)
                 except EngineError as problem:
                     self._tell(f"the next server did not start, the old one goes on: {problem}")
                     return
@@ -219,7 +247,13 @@ class Conductor:
                 self.current = None
                 await self._wait_idle(old)
                 await self._end(old)
-                self._install(await self._open(plan))
+                try:
+                    self._install(await self._open(plan))
+                except EngineError as problem:
+                    self._tell(f"the next server did not start: {problem}")
+                    self._num_failures += 1
+                    await self._go_plain(problem, reason)
+                    return
             self.metrics.switches.labels(reason).inc()
             self._tell(f"answers go on {'without a' if plan is self._plain else 'with the'} draft")
 
@@ -248,11 +282,10 @@ class Conductor:
                 self._look_at_draft(back, text)
 
     def _look_for_silence(self, back: Back, text: str | None) -> None:
-        made, since = self._progress
+        before, since = self._progress
         now = time.monotonic()
-        names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
-        found = sum(read_sample(text, name) or 0.0 for name in names) if text else made
-        if found != made or not back.num_carried:
+        found = [read_sample(text, name) or 0.0 for name in _SIGNS_OF_LIFE] if text else before
+        if found != before or not back.num_carried:
             self._progress = (found, now)
         elif now - since > self.operation.silence_s:
             self._lose(back, f"made no token for {self.operation.silence_s:g} s")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GaveUp", "Whole", "ask_whole", "relay_stream"]
 
-_MAX_ASKS = 4
+_MAX_ASKS = 3
 _BROKEN = "the server was lost and the answer cannot be continued exactly from here; ask again"
 _FORWARDED = ("content-type", "authorization", "x-request-id", "accept")
 
