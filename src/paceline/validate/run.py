@@ -39,6 +39,7 @@ from paceline.validate.rules import list_unchecked
 from paceline.validate.speculators import check_speculators
 from paceline.validate.taps import check_taps
 from paceline.validate.target_quantization import check_target_quantization
+from paceline.validate.target_storage import check_target_layers
 from paceline.validate.uncovered import check_uncovered
 from paceline.validate.values import check_values
 from paceline.validate.vocabulary import check_token_map, check_vocabulary
@@ -188,6 +189,7 @@ def _check_contents(case: Case, has_weights: bool) -> Iterator[Finding]:
     if case.scan.config is not None and has_weights:
         yield from check_quantization(case)
         yield from check_target_quantization(case)
+        yield from check_target_layers(case)
         yield from check_experts(case)
         yield from check_mtp_k(case)
         yield from check_medusa_heads(case)

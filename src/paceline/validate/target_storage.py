@@ -13,16 +13,18 @@ from typing import Any
 
 from paceline.draft.patterns import MAX_PATTERNS, Step, matches_name, parse_pattern
 from paceline.errors import TargetError
+from paceline.safetensors_header import Header
 from paceline.target import read_weight_headers
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
 
-__all__ = ["check_target_storage"]
+__all__ = ["check_target_layers", "check_target_storage"]
 
 _LINEAR = re.compile(
     r"\.layers\.\d+\.(self_attn|linear_attn|mlp)\."
     r"(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_\w+|out_proj)$"
 )
+_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,5})\.")
 _SMALL = ("in_proj_a", "in_proj_b", "in_proj_ba")
 _LARGE = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz")
 _STORED = ("weight_packed", "weight_scale")
@@ -78,6 +80,45 @@ def check_target_storage(case: Case, settings: Mapping[str, Any]) -> Iterator[Fi
         )
 
 
+def check_target_layers(case: Case) -> Iterator[Finding]:
+    """`ten.missing`: a target with its weights at hand has tensors of every layer it counts.
+
+    A tool that drops what it does not know saves whole layers less, under an index that agrees.
+    """
+    if case.target is None:
+        return
+    found = {int(number[1]) for name in _list_names(case) if (number := _NUMBER.search(name))}
+    missing = sorted(set(range(case.target.num_hidden_layers)) - found)
+    if found and missing:
+        shown = ", ".join(map(str, missing[:_MAX_NAMES]))
+        yield finding(
+            "ten.missing",
+            "",
+            f"the target counts {case.target.num_hidden_layers} layers and has no tensor of"
+            f" {len(missing)} of them: {shown}",
+            where=f"target '{case.target.name}'",
+            found=f"{len(found)} layers",
+            expected=f"layers 0 to {case.target.num_hidden_layers - 1}",
+            fix="Copy the target again, or save it with a tool that keeps all layers.",
+        )
+
+
+def _list_names(case: Case) -> Iterator[str]:
+    """Names of the target's own tensors, without its MTP head; none for one without weights."""
+    for header in _read_headers(case).values():
+        for name in header.tensors:
+            if not name.startswith("mtp."):
+                yield name
+
+
+def _read_headers(case: Case) -> Mapping[str, Header]:
+    assert case.target is not None
+    try:
+        return read_weight_headers(case.target.path, require_weights=False)
+    except TargetError:
+        return {}
+
+
 def _means_every_layer(settings: Mapping[str, Any]) -> bool:
     """Whether a scheme is for all linear layers, so that every plain one must be on the list."""
     groups = settings.get("config_groups")
@@ -89,13 +130,8 @@ def _means_every_layer(settings: Mapping[str, Any]) -> bool:
 
 def _list_storage(case: Case) -> dict[str, bool]:
     """Linear layer -> whether it is stored packed; empty for a target without weights."""
-    assert case.target is not None
-    try:
-        headers = read_weight_headers(case.target.path, require_weights=False)
-    except TargetError:
-        return {}
     storage: dict[str, bool] = {}
-    for header in headers.values():
+    for header in _read_headers(case).values():
         for name, tensor in header.tensors.items():
             module, _, part = name.rpartition(".")
             if module.startswith("mtp.") or not _LINEAR.search(module):  # the head has its own rule

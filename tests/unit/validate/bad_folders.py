@@ -119,7 +119,12 @@ def copy_of_target(folder: Path, *, noise: float = 0.0) -> Path:
         gate = (*gate[:2], encode_bf16((values + drift).astype(np.float32)))
     target = folder.parent / "target"
     target.mkdir()
-    write_safetensors(target / "model.safetensors", {"model.layers.0.mlp.up_proj.weight": gate})
+    norms = {
+        f"model.layers.{layer}.input_layernorm.weight": half(16, value=1.0) for layer in range(4)
+    }
+    write_safetensors(
+        target / "model.safetensors", {"model.layers.0.mlp.up_proj.weight": gate, **norms}
+    )
     return folder
 
 

@@ -119,6 +119,11 @@ def dflash(token: Any) -> Callable[[Path], Path]:
     return of_contract("dflash", config={"dflash_config": inner})
 
 
+def with_pickle(folder: Path) -> Path:
+    (folder / "mask_embedding.pt").write_bytes(b"PK\x03\x04")
+    return folder
+
+
 def without_weights(family: str, **settings: Any) -> Callable[[Path], Path]:
     """A folder of spec.json alone."""
 
@@ -171,7 +176,9 @@ def of_mtp(*, ignore: list[str] | None = None) -> dict[str, Any]:
 LEFT_ALONE = ["lm_head", "re:^mtp.*", "re:.*mlp.*"]
 
 
-def of_hybrid(*, packed: tuple[str, ...] = (), attention: bool, ignore: list[str]) -> Any:
+def of_hybrid(
+    *, packed: tuple[str, ...] = (), attention: bool, ignore: list[str], without: int | None = None
+) -> Any:
     """The same target of eight layers (three recurrent, one attention, twice) with its weights.
 
     packed: projections of recurrent layers that are stored packed; attention: so are q, k, v, o.
@@ -184,6 +191,8 @@ def of_hybrid(*, packed: tuple[str, ...] = (), attention: bool, ignore: list[str
     ends = ("lm_head.weight", "model.embed_tokens.weight")
     tensors: dict[str, Any] = {name: random_bf16(256, 64, seed=9) for name in ends}
     for layer, kind in enumerate(config["layer_types"]):
+        if layer == without:
+            continue
         if kind == "linear_attention":
             names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
             place, stored = f"model.layers.{layer}.linear_attn", packed
@@ -329,6 +338,14 @@ USER_CASES: tuple[UserCase, ...] = (
     row("U16 no MTP tensors", head_of("-"), "fail", "ten.missing", "mtp.", target=of_mtp()),
     row("U16 only fc", head_of("mtp.fc"), "fail", "ten.missing", LAYER, target=of_mtp()),
     row("U16 complete", head_of(), "pass", target=of_mtp()),
+    row(
+        "U16 a decoder layer of the target is absent",
+        head_of(),
+        "fail",
+        "ten.missing",
+        "counts 8 layers and has no tensor of 1 of them: 3",
+        target=of_hybrid(attention=True, ignore=[*LEFT_ALONE, "re:.*linear_attn.*"], without=3),
+    ),
     # positions
     row("U17 trained full", rotary(8), "fail", "cfg.rope", "trained with 8", "config gives 2"),
     row("U17 as recorded", rotary(2), "pass"),
@@ -497,6 +514,14 @@ USER_CASES: tuple[UserCase, ...] = (
         "fail",
         "ten.missing",
         "never lends Medusa the target's head",
+        target=WIDE,
+    ),
+    row(
+        "later: a mask embedding beside DFlash, as vLLM would unpickle it",
+        lambda folder: with_pickle(of_contract("dflash")(folder)),
+        "fail",
+        "fs.pickle",
+        "row of the mask token in an embed_tokens.weight",
         target=WIDE,
     ),
     row(
