@@ -116,9 +116,9 @@ def render_table(folder: Path, page: Path) -> None:
     lines = [
         "# Every family, plain and quantised",
         "",
-        "Written by `python recipes/families/table.py` from the records in `families/`; do not edit. "
-        "Length: delivered tokens ÷ target steps, bonus included, ± half of a 95 % interval over "
-        "prompts. M: draft memory of one sequence of 16,384 tokens.",
+        "Written by `python recipes/families/table.py` from the records in `families/`; do not "
+        "edit. Length: delivered tokens ÷ target steps, bonus included, ± half of a 95 % interval "
+        "over prompts. M: draft memory of one sequence of 16,384 tokens.",
     ]
     for target in sorted({key.split("/")[0] for record in records for key in record["cells"]}):
         lines += ["", f"## `{target}`", "", *_drafts(target, records)]

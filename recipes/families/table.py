@@ -141,7 +141,7 @@ def paceline(*words: object) -> tuple[object, ...]:
 
 
 def answer(args: argparse.Namespace, runner: Runner, target: str) -> Path:
-    out = args.work / target / "data"
+    out: Path = args.work / target / "data"
     record = out / "data.json"
     if record.exists() and read_json(record).get("complete"):
         return out

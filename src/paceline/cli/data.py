@@ -44,8 +44,8 @@ def answer(
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
     server: Annotated[
-        str | None,
-        typer.Option("--server", help="URL of an OpenAI-compatible server of the target."),
+        list[str] | None,
+        typer.Option("--server", help="URL of an OpenAI-compatible server; several share."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="The target's name there, if it serves several.")
@@ -62,7 +62,7 @@ def answer(
     open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (
-        _open(facts, out, concurrency, device, server, model) as endpoint,
+        _open(facts, out, concurrency, device, server or [], model) as endpoint,
         progress("answering") as show,
     ):
         record = answer_prompts(
@@ -84,15 +84,15 @@ def _open(
     out: Path,
     concurrency: int,
     device: str | None,
-    server: str | None,
+    servers: list[str],
     model: str | None,
 ) -> Iterator[Answering]:
-    """An engine of our own, or somebody's server."""
+    """An engine of our own, or somebody's servers."""
     from paceline.cli.arms import start_target
-    from paceline.data import open_server
+    from paceline.data import open_servers
     from paceline.errors import PlanError
 
-    if server is None:
+    if not servers:
         if model is not None:
             raise PlanError("--model has no effect without --server", fix="Leave it out.")
         with start_target(target, out, max_num_seqs=concurrency, device=device) as endpoint:
@@ -100,7 +100,7 @@ def _open(
         return
     if device is not None:
         raise PlanError("--device has no effect with --server", fix="Leave it out.")
-    yield open_server(server, target, model=model)
+    yield open_servers(servers, target, model=model)
 
 
 @app.command("tokenize")
@@ -117,6 +117,59 @@ def tokenize(
     prompt_set = read_prompts(str(conversations))
     record = rows_from_conversations(prompt_set, read_target(target), out, thinking=thinking)
     print_record(out, record)
+
+
+@app.command("states")
+def states(
+    data: Annotated[Path, typer.Argument(help="A data folder.")],
+    target: Annotated[str, typer.Option("--target", help="The target whose states they are.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder; an unfinished one goes on.")],
+    layers: Annotated[
+        str, typer.Option("--layers", help="Layers that the draft reads, as 2,15,27.")
+    ] = "",
+    max_length: Annotated[
+        int, typer.Option("--max-length", min=4, help="Tokens of a row, as the recipe's.")
+    ] = 2048,
+    dtype: Annotated[str, typer.Option("--dtype", help="bfloat16 or float32.")] = "bfloat16",
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+    ] = None,
+) -> None:
+    """Store the target's states over the rows, to train from without it.
+
+    Prints what they take on the disk first, and refuses what does not fit.
+    """
+    from paceline.data import StatesPlan
+    from paceline.errors import DataError
+    from paceline.target import read_target
+    from paceline.train import store_states
+
+    if dtype not in ("bfloat16", "float32"):
+        raise DataError(f"--dtype is {dtype!r}", expected="bfloat16 or float32")
+    words = [word.strip() for word in layers.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise DataError(f"--layers is {layers!r}", expected="layer numbers, as 2,15,27")
+
+    def tell(plan: StatesPlan, to_come: int) -> None:
+        say(
+            f"states: {sum(plan.lengths):,} tokens of {plan.bytes_per_token:,} bytes, "
+            f"{plan.num_bytes / 1e9:,.2f} GB in {plural(len(plan.files), 'file')}; "
+            f"{to_come / 1e9:,.2f} GB to come"
+        )
+
+    with progress("storing") as show_progress:
+        store_states(
+            data,
+            target=read_target(target),
+            out_dir=out,
+            aux_layer_ids=[int(word) for word in words],
+            dtype=dtype,
+            max_length=max_length,
+            device=device,
+            on_plan=tell,
+            on_progress=show_progress,
+        )
+    say(f"states: {out}")
 
 
 @app.command("show")

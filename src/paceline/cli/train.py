@@ -47,6 +47,10 @@ def train(
         bool,
         typer.Option("--sharded-target", help="Spread the target over the processes, too."),
     ] = False,
+    states: Annotated[
+        Path | None,
+        typer.Option("--states", help="Read the target's states there (paceline data states)."),
+    ] = None,
 ) -> None:
     """Train a draft for a target."""
     from paceline.target import read_target
@@ -57,6 +61,7 @@ def train(
         read_recipe(recipe)
         words = ["train", recipe, "--target", target, "--data", data, "--out", out]
         words += ["--device", device] if device else []
+        words += ["--states", states] if states else []
         words += [word for word, on in (("--resume", resume),) if on]
         words += [word for word, on in (("--sharded-target", sharded_target),) if on]
         code = launch_training(
@@ -68,7 +73,14 @@ def train(
         )
         raise typer.Exit(code)
     run_training(
-        read_recipe(recipe), read_target(target), data, out, device, resume, sharded_target
+        read_recipe(recipe),
+        read_target(target),
+        data,
+        out,
+        device,
+        resume,
+        sharded_target,
+        states=states,
     )
 
 
@@ -80,6 +92,8 @@ def run_training(
     device: str | None,
     resume: bool,
     sharded_target: bool = False,
+    *,
+    states: Path | None = None,
 ) -> Draft:
     """Trains with a progress display; shared with `paceline demo`."""
     from paceline.train import current_rank, train_draft
@@ -99,6 +113,7 @@ def run_training(
                 device=device,
                 resume=resume,
                 sharded_target=sharded_target,
+                states_dir=states,
                 on_progress=lambda p: show(p.step, p.num_steps, describe_progress(p)),
             )
     except KeyboardInterrupt:

@@ -8,7 +8,9 @@ from paceline.data.prompt import Prompt
 from paceline.data.prompt_set import PromptSet, read_prompts, require_few_rejected
 from paceline.data.rows import Row, read_data_record, read_rows
 from paceline.data.served import ServedTarget, open_server
+from paceline.data.several import SeveralServers, open_servers
 from paceline.data.show import show_rows
+from paceline.data.states import StatesPlan, check_states, plan_states
 from paceline.data.tokens import (
     ChatTokenizer,
     Thinking,
@@ -26,14 +28,19 @@ __all__ = [
     "PromptSet",
     "Row",
     "ServedTarget",
+    "SeveralServers",
+    "StatesPlan",
     "Thinking",
     "answer_prompts",
     "build_requests",
+    "check_states",
     "contamination",
     "expand_prompts",
     "open_server",
+    "open_servers",
     "open_tokenizer",
     "plain_thinking",
+    "plan_states",
     "read_data_record",
     "read_prompts",
     "read_rows",

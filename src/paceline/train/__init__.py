@@ -1,6 +1,6 @@
 """Training: a recipe and the target's own answers in, a draft folder out; and the replay."""
 
-from paceline.train.entry import replay_draft, train_draft
+from paceline.train.entry import replay_draft, store_states, train_draft
 from paceline.train.launch import current_rank, launch_training, world_size
 from paceline.train.observe import DraftRun, open_draft_run
 from paceline.train.recipe import (
@@ -40,6 +40,7 @@ __all__ = [
     "recipe_sha256",
     "replay_draft",
     "special_tokens",
+    "store_states",
     "train_draft",
     "world_size",
 ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.train.losses import HeadLoss, LossTerms, heads_loss
+from paceline.train.losses import HeadLoss, Lesson, heads_loss
 
 if TYPE_CHECKING:
     from paceline.train.prepare import Prepared
@@ -55,50 +55,27 @@ def sample_anchors(part: Prepared, *, anchors_per_row: int, seed: int, epoch: in
     )
 
 
-def sparse_loss(
-    student_KMD: Tensor,
-    heads: Sequence[Tensor],
-    *,
-    teacher_MD: Tensor,
-    teacher_head_VD: Tensor,
-    labels_M: Tensor,
-    weights_KM: Tensor,
-    terms: LossTerms,
-    block: int,
-    chunk: int,
-) -> HeadLoss:
+def sparse_loss(student_KMD: Tensor, heads: Sequence[Tensor], lesson: Lesson) -> HeadLoss:
     """`losses.heads_loss`, from the predictions with a weight alone where those are few.
 
     A table of K steps by M tokens shares the target's logits of a token among its steps, single
     predictions do not: they cost less below (K + 1) M / 2 of them. Several output matrices need the
     table. correct_KM is false where nothing is asked.
     """
+    weights_KM = lesson.weights_KM
     steps_P, places_P = weights_KM.nonzero(as_tuple=True)
     num_steps, num_tokens = weights_KM.shape
     is_full = 2 * len(steps_P) >= (num_steps + 1) * num_tokens
     if len(heads) > 1 or is_full or not len(steps_P):
-        return heads_loss(
-            student_KMD,
-            heads,
-            teacher_MD=teacher_MD,
-            teacher_head_VD=teacher_head_VD,
-            labels_M=labels_M,
-            weights_KM=weights_KM,
-            terms=terms,
-            block=block,
-            chunk=chunk,
-        )
-    found = heads_loss(
-        student_KMD[steps_P, places_P][None],
-        heads,
-        teacher_MD=teacher_MD[places_P],
-        teacher_head_VD=teacher_head_VD,
-        labels_M=labels_M[places_P],
+        return heads_loss(student_KMD, heads, lesson)
+    few = dataclasses.replace(
+        lesson,
+        teacher_MD=lesson.teacher_MD[places_P],
+        labels_M=lesson.labels_M[places_P],
         weights_KM=weights_KM[steps_P, places_P][None],
-        terms=terms,
-        block=block * num_steps,
-        chunk=chunk,
+        block=lesson.block * num_steps,
     )
+    found = heads_loss(student_KMD[steps_P, places_P][None], heads, few)
     correct_KM = torch.zeros_like(weights_KM, dtype=torch.bool)
     correct_KM[steps_P, places_P] = found.correct_KM[0]
     return HeadLoss(loss=found.loss, correct_KM=correct_KM)

@@ -36,6 +36,7 @@ __all__ = [
     "restore",
     "restore_moments",
     "restore_weights",
+    "save_tensors",
     "write_checkpoint",
 ]
 
@@ -108,8 +109,8 @@ def write_checkpoint(
             keep(moments, f"second.{name}", state["exp_avg_sq"])
     if ranks.is_first:
         with ranks.writing, atomic_folder(path, replace=True) as folder:
-            _save(weights, folder / "weights.safetensors")
-            _save(moments, folder / "optimizer.safetensors")
+            save_tensors(weights, folder / "weights.safetensors")
+            save_tensors(moments, folder / "optimizer.safetensors")
             write_json(
                 folder / "meta.json",
                 {"format": _FORMAT, "step": step, "run": dict(run), "totals": dict(totals)},
@@ -117,7 +118,7 @@ def write_checkpoint(
     ranks.wait()
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Raises OSError, which the library hides in an error of its own."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -12,11 +12,12 @@ from paceline.target import TargetFacts
 from paceline.train.recipe import Recipe
 
 if TYPE_CHECKING:
+    from paceline.data import StatesPlan
     from paceline.draft import Draft
     from paceline.train.loop import Progress
     from paceline.train.replay import Replay, ReplayText
 
-__all__ = ["replay_draft", "simulate_draft", "train_draft"]
+__all__ = ["replay_draft", "simulate_draft", "store_states", "train_draft"]
 
 
 def _require_extra(doing: str) -> None:
@@ -36,6 +37,7 @@ def train_draft(
     device: str | None = None,
     resume: bool = False,
     sharded_target: bool = False,
+    states_dir: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Draft:
     """Trains a draft on a data folder and writes its folder at out_dir.
@@ -48,6 +50,7 @@ def train_draft(
     all train the same draft: the same batches, losses and checkpoints as one process alone. The
     first writes, and is told the progress; out_dir must be the same folder on every machine.
     sharded_target: the target's layers are spread over the processes, where one GPU cannot hold it.
+    states_dir: the target's states are read from there (`store_states`) and it is not run.
 
     Raises RecipeError, DataError, TargetError,
     DraftError, StorageError; Ctrl-C leaves a checkpoint.
@@ -63,6 +66,36 @@ def train_draft(
         device=device,
         resume=resume,
         sharded_target=sharded_target,
+        states_dir=states_dir,
+        on_progress=on_progress,
+    )
+
+
+def store_states(
+    data_dir: str | Path,
+    *,
+    target: TargetFacts,
+    out_dir: str | Path,
+    aux_layer_ids: Sequence[int],
+    dtype: str = "bfloat16",
+    max_length: int,
+    device: str | None = None,
+    on_plan: Callable[[StatesPlan, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> StatesPlan:
+    """Writes the target's states over a data folder; see paceline.train.stored."""
+    _require_extra("storing states")
+    from paceline.train import stored
+
+    return stored.store_states(
+        data_dir,
+        target=target,
+        out_dir=out_dir,
+        aux_layer_ids=aux_layer_ids,
+        dtype=dtype,
+        max_length=max_length,
+        device=device,
+        on_plan=on_plan,
         on_progress=on_progress,
     )
 

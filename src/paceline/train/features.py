@@ -8,6 +8,7 @@ Shapes: B rows, T tokens, D target hidden, F = taps * D, M positions, V vocabula
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from paceline.errors import RecipeError, TargetError
 from paceline.target import TargetFacts
 from paceline.train.quantized_target import is_quantized, load_dequantized
 
-__all__ = ["FrozenTarget", "TextFeatures", "likeliest", "load_frozen_target"]
+__all__ = ["FrozenTarget", "TextFeatures", "keep_ends", "likeliest", "load_frozen_target"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,14 @@ def load_frozen_target(
         head_VD=model.get_output_embeddings().weight.detach(),
         num_layers=target.num_hidden_layers,
     )
+
+
+def keep_ends(frozen: FrozenTarget, *, device: torch.device) -> FrozenTarget:
+    """Embedding and output matrix alone, on the device: all that stored states leave to ask for."""
+    embedding_VD = frozen.embedding_VD.to(device, copy=True)
+    tied = frozen.head_VD.data_ptr() == frozen.embedding_VD.data_ptr()
+    head_VD = embedding_VD if tied else frozen.head_VD.to(device, copy=True)
+    return dataclasses.replace(frozen, backbone=None, embedding_VD=embedding_VD, head_VD=head_VD)
 
 
 def likeliest(final_MD: Tensor, head_VD: Tensor, *, chunk: int) -> Tensor:

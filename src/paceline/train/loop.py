@@ -14,18 +14,17 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.draft import Draft, write_draft
 from paceline.errors import PacelineError, RecipeError, StorageError
 from paceline.target import TargetFacts
-from paceline.train.anchors import sparse_loss
 from paceline.train.batches import batch_order
 from paceline.train.checkpoint import (
     Checkpoint,
@@ -38,12 +37,9 @@ from paceline.train.checkpoint import (
     write_checkpoint,
 )
 from paceline.train.families.eagle3_weights import export_tensors
-from paceline.train.families.module import DraftModule
-from paceline.train.features import FrozenTarget, load_frozen_target
+from paceline.train.features import keep_ends, load_frozen_target
 from paceline.train.launch import world_size
-from paceline.train.losses import build_terms
-from paceline.train.pacing import confidences, pace_weights
-from paceline.train.prepare import BatchSource, Prepared, block_rows, chunk_rows
+from paceline.train.prepare import BatchSource
 from paceline.train.ranks import Ranks, find_device, open_ranks, stop_requests
 from paceline.train.recipe import Recipe, learning_rate
 from paceline.train.setup import Setup, build_setup
@@ -52,10 +48,10 @@ from paceline.train.sharding import (
     gather_state,
     shard_module,
     shard_target,
-    square_gradients,
 )
+from paceline.train.step import DraftStep, backward
 
-__all__ = ["Progress", "StepResult", "run_training", "train_step"]
+__all__ = ["Progress", "run_training"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,35 +74,6 @@ class Progress:
     row_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """loss: scalar with a gradient. correct_KM, counted_KM: per step and supervised token."""
-
-    loss: Tensor
-    correct_KM: Tensor
-    counted_KM: Tensor
-
-
-class DraftStep(nn.Module):
-    """One part's loss as one forward: what FSDP gathers a draft's weights for, and lets go after.
-
-    forward: (loss, hits [K], supervised tokens [K]).
-    """
-
-    def __init__(
-        self, draft: DraftModule, frozen: FrozenTarget, teacher_head_VD: Tensor, recipe: Recipe
-    ) -> None:
-        super().__init__()
-        self.draft = draft
-        self._step: Callable[[Prepared], StepResult] = lambda part: train_step(
-            draft, part, frozen, teacher_head_VD, recipe
-        )
-
-    def forward(self, part: Prepared) -> tuple[Tensor, Tensor, Tensor]:
-        result = self._step(part)
-        return result.loss, result.correct_KM.sum(-1), result.counted_KM.sum(-1)
-
-
 def run_training(
     recipe: Recipe,
     *,
@@ -116,10 +83,17 @@ def run_training(
     device: str | None = None,
     resume: bool = False,
     sharded_target: bool = False,
+    states_dir: str | Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Draft:
     """Trains and writes the draft folder; see paceline.train.train_draft."""
     out_dir = Path(out_dir)
+    if sharded_target and states_dir is not None:
+        raise RecipeError(
+            "a target that is read from stored states runs on no process",
+            expected="stored states, or a target spread over the processes",
+            fix="Leave --sharded-target or --states out.",
+        )
     if sharded_target and world_size() == 1:
         raise RecipeError(
             "a target cannot be spread over one process",
@@ -129,7 +103,7 @@ def run_training(
     with open_ranks(find_device(device)) as ranks:
         if ranks.is_first:
             _require_free(out_dir, resume=resume)
-        setup = build_setup(recipe, target=target, data_dir=data_dir)
+        setup = build_setup(recipe, target=target, data_dir=data_dir, states_dir=states_dir)
         checkpoint = read_checkpoint(checkpoint_path(out_dir), run=setup.run) if resume else None
         ranks.require_same({**setup.run, "checkpoint": checkpoint.step if checkpoint else None})
         draft = _train(
@@ -155,7 +129,8 @@ def _train(
     """The draft on the first process, None on the others."""
     recipe = setup.recipe
     dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else torch.float32
-    place = torch.device("cpu") if sharded_target else ranks.device
+    is_apart = sharded_target or setup.states is not None
+    place = torch.device("cpu") if is_apart else ranks.device
     frozen = load_frozen_target(setup.target, device=place, dtype=dtype)
     module, taken = setup.build_module(frozen)
     shape = copy.deepcopy(module).to("meta")
@@ -163,6 +138,8 @@ def _train(
         require_room(checkpoint_path(out_dir), shape)
     if sharded_target:
         frozen = shard_target(frozen, ranks)
+    if setup.states is not None:
+        frozen = keep_ends(frozen, device=ranks.device)
     if checkpoint is not None:
         restore_weights(checkpoint, module)
     module.to(ranks.device)
@@ -174,6 +151,7 @@ def _train(
         draft_tokens=setup.draft_tokens,
         greedy_rows=setup.greedy_rows,
         ranks=ranks,
+        stored=setup.open_states(),
     )
     step = DraftStep(module, frozen, source.teacher_head_VD, recipe)
     if ranks.world > 1:
@@ -235,44 +213,6 @@ def build_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     )
 
 
-def train_step(
-    module: DraftModule,
-    batch: Prepared,
-    frozen: FrozenTarget,
-    teacher_head_VD: Tensor,
-    recipe: Recipe,
-) -> StepResult:
-    """Forward of one batch: the K-step unroll and its loss."""
-    heads = module.output_heads(frozen.head_VD)
-    num_steps, mix = len(batch.source_KM), recipe.loss
-    block = block_rows(len(heads[0]), num_steps, heads[0].device)
-    outputs, _ = module.unroll(
-        batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
-    )
-    student_KMD = torch.stack(
-        [out.flatten(0, 1)[source] for out, source in zip(outputs, batch.source_KM, strict=True)]
-    )
-    weights_KM = batch.weights_KM
-    if mix.pace_alpha is not None:
-        confidence_KM = confidences(student_KMD, heads, batch.labels_M, block=block)
-        weights_KM = weights_KM * pace_weights(
-            confidence_KM, batch.source_KM, batch.weights_KM > 0, alpha=mix.pace_alpha
-        )
-    result = sparse_loss(
-        student_KMD,
-        heads,
-        teacher_MD=batch.final_MD,
-        teacher_head_VD=teacher_head_VD,
-        labels_M=batch.labels_M,
-        weights_KM=weights_KM,
-        terms=build_terms(mix),
-        block=block,
-        chunk=chunk_rows(len(heads[0]), heads[0].device),
-    )
-    counted = batch.weights_KM > 0
-    return StepResult(loss=result.loss, correct_KM=result.correct_KM & counted, counted_KM=counted)
-
-
 def _run(
     step_module: DraftStep,
     optimizer: torch.optim.Optimizer,
@@ -309,7 +249,7 @@ def _run(
                 epoch, cursor = divmod(step - 1, len(source))
                 number = batch_order(len(source), seed=recipe.seed, epoch=epoch)[cursor]
                 parts = source.get(number, epoch=epoch)
-                sums = _backward(step_module, parts, ranks)
+                sums = backward(step_module, parts, ranks)
                 sums[-1] = float(asked())
                 loss, square, *shares, stop = ranks.sum(sums)
                 norm = math.sqrt(square) if square >= 0 else math.nan
@@ -356,22 +296,6 @@ def _run(
             raise
         except torch.OutOfMemoryError as problem:
             raise _no_memory(problem, source.largest_part, recipe) from None
-
-
-def _backward(step_module: DraftStep, parts: Sequence[Prepared], ranks: Ranks) -> Tensor:
-    """Adds up this process's gradients of one batch: [loss, square of the gradients, hits of each
-    position, supervised tokens of each, 0], to be summed over processes."""
-    sums: Tensor | None = None
-    for number, part in enumerate(parts, 1):
-        if ranks.world > 1:
-            step_module.set_requires_gradient_sync(number == len(parts))  # type: ignore[operator]
-        loss, hits, counted = step_module(part)
-        loss.backward()
-        one = torch.cat([x.detach().double().flatten() for x in (loss, hits, counted)])
-        sums = one if sums is None else sums + one
-    assert sums is not None  # every process computes at least one part
-    square = square_gradients(step_module.parameters()).to(sums.device)
-    return torch.cat([sums[:1], square[None], sums[1:], sums.new_zeros(1)])
 
 
 def _diverged(

@@ -23,6 +23,7 @@ Shapes: K steps, M supervised tokens, D hidden, V draft vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from paceline.train.recipe import LossMix
 
-__all__ = ["HeadLoss", "LossTerms", "build_terms", "head_loss", "heads_loss"]
+__all__ = ["HeadLoss", "Lesson", "LossTerms", "build_terms", "head_loss", "heads_loss"]
 
 _SMALLEST_OVERLAP = 1e-6  # below it -log(a) grows no further, and its gradient stays finite
 
@@ -71,68 +72,43 @@ class HeadLoss:
     correct_KM: Tensor
 
 
-def head_loss(
-    student_KMD: Tensor,
-    head_VD: Tensor,
-    *,
-    teacher_MD: Tensor,
-    teacher_head_VD: Tensor,
-    labels_M: Tensor,
-    weights_KM: Tensor,
-    terms: LossTerms,
-    block: int,
-    chunk: int,
-) -> HeadLoss:
-    """The weighted sum above; the caller divides the weights by what it wants a mean over.
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a draft's states are held to, and how much is computed at a time.
 
-    head_VD may require a gradient (own head of a reduced vocabulary). labels_M are draft ids.
-    Rows of weights_KM equal to 0 add nothing, whatever their student row holds. block, chunk:
-    tokens a matrix product, tokens an elementwise pass.
+    labels_M: draft ids. weights_KM: 0 adds nothing, whatever the student's row holds; the caller
+    divides by what it wants a mean over. block, chunk: tokens a matrix product, tokens an
+    elementwise pass.
     """
+
+    teacher_MD: Tensor
+    teacher_head_VD: Tensor
+    labels_M: Tensor
+    weights_KM: Tensor
+    terms: LossTerms
+    block: int
+    chunk: int
+
+
+def head_loss(student_KMD: Tensor, head_VD: Tensor, lesson: Lesson) -> HeadLoss:
+    """The weighted sum above; head_VD may require a gradient (own head of a reduced vocabulary)."""
     loss, correct = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        student_KMD,
-        head_VD,
-        teacher_MD,
-        teacher_head_VD,
-        labels_M,
-        weights_KM,
-        terms,
-        block,
-        chunk,
+        student_KMD, head_VD, lesson
     )
     return HeadLoss(loss=loss, correct_KM=correct)
 
 
-def heads_loss(
-    student_KMD: Tensor,
-    heads: Sequence[Tensor],
-    *,
-    teacher_MD: Tensor,
-    teacher_head_VD: Tensor,
-    labels_M: Tensor,
-    weights_KM: Tensor,
-    terms: LossTerms,
-    block: int,
-    chunk: int,
-) -> HeadLoss:
+def heads_loss(student_KMD: Tensor, heads: Sequence[Tensor], lesson: Lesson) -> HeadLoss:
     """`head_loss` with one matrix [V, D] for all K steps, or K of them."""
     if len(heads) == 1:
-        steps = [slice(0, len(student_KMD))]
-    else:
-        steps = [slice(step, step + 1) for step in range(len(student_KMD))]
+        return head_loss(student_KMD, heads[0], lesson)
     found = [
         head_loss(
-            student_KMD[step],
+            student_KMD[step : step + 1],
             head,
-            teacher_MD=teacher_MD,
-            teacher_head_VD=teacher_head_VD,
-            labels_M=labels_M,
-            weights_KM=weights_KM[step],
-            terms=terms,
-            block=block,
-            chunk=chunk,
+            dataclasses.replace(lesson, weights_KM=lesson.weights_KM[step : step + 1]),
         )
-        for step, head in zip(steps, heads, strict=True)
+        for step, head in zip(range(len(student_KMD)), heads, strict=True)
     ]
     return HeadLoss(
         loss=torch.stack([one.loss for one in found]).sum(),
@@ -146,30 +122,26 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         student_KMD: Tensor,
         head_VD: Tensor,
-        teacher_MD: Tensor,
-        teacher_head_VD: Tensor,
-        labels_M: Tensor,
-        weights_KM: Tensor,
-        terms: LossTerms,
-        block: int,
-        chunk: int,
+        lesson: Lesson,
     ) -> tuple[Tensor, Tensor]:
         dtype, device = student_KMD.dtype, student_KMD.device
-        wide = torch.promote_types(dtype, torch.float32)
-        head, teacher_head = head_VD.to(dtype), teacher_head_VD.to(dtype)
+        wide, terms = torch.promote_types(dtype, torch.float32), lesson.terms
+        head, teacher_head = head_VD.to(dtype), lesson.teacher_head_VD.to(dtype)
         num_steps, num_tokens = student_KMD.shape[:2]
         d_student = torch.empty_like(student_KMD)
         d_head = torch.zeros_like(head_VD, dtype=wide) if ctx.needs_input_grad[1] else None
         correct = torch.empty(num_steps, num_tokens, dtype=torch.bool, device=device)
         total = torch.zeros((), dtype=wide, device=device)
-        for start in range(0, num_tokens, block):
-            rows = slice(start, min(start + block, num_tokens))
+        for start in range(0, num_tokens, lesson.block):
+            rows = slice(start, min(start + lesson.block, num_tokens))
             student_KBD = student_KMD[:, rows]
             scores_KBV = student_KBD @ head.T  # turns into its own gradient below
-            teacher_BV = teacher_MD[rows].to(dtype) @ teacher_head.T if terms.needs_target else None
-            weights_KB, labels_B = weights_KM[:, rows].to(wide), labels_M[rows]
-            for first in range(0, rows.stop - rows.start, chunk):
-                part = slice(first, first + chunk)
+            teacher_BV = None
+            if terms.needs_target:
+                teacher_BV = lesson.teacher_MD[rows].to(dtype) @ teacher_head.T
+            weights_KB, labels_B = lesson.weights_KM[:, rows].to(wide), lesson.labels_M[rows]
+            for first in range(0, rows.stop - rows.start, lesson.chunk):
+                part = slice(first, first + lesson.chunk)
                 value, right = _in_place(
                     scores_KBV[:, part],
                     None if teacher_BV is None else teacher_BV[part],
@@ -191,7 +163,7 @@ class _HeadLoss(torch.autograd.Function):
         d_student, d_head = ctx.saved_tensors
         grad_head = None if d_head is None else d_head * d_loss
         grad_student = d_student * d_loss.to(d_student.dtype)
-        return (grad_student, grad_head, *([None] * 7))
+        return grad_student, grad_head, None
 
 
 def _in_place(

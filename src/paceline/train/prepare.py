@@ -25,6 +25,7 @@ from paceline.train.batches import Batch, build_batch, plan_batches, split_rows
 from paceline.train.features import FrozenTarget, TextFeatures, likeliest
 from paceline.train.ranks import Ranks
 from paceline.train.recipe import Recipe
+from paceline.train.stored import StoredStates
 
 __all__ = ["BatchSource", "Prepared", "block_rows", "chunk_rows"]
 
@@ -80,11 +81,13 @@ class BatchSource:
         draft_tokens: Sequence[int] | None,
         greedy_rows: bool,
         ranks: Ranks,
+        stored: StoredStates | None = None,
     ) -> None:
-        """greedy_rows: the assistant's tokens are the target's likeliest ones already."""
+        """greedy_rows: the assistant's tokens are the target's likeliest ones already. stored:
+        read its states there; None runs the target."""
         device = ranks.device
         self._frozen, self._recipe, self._ranks, self._device = frozen, recipe, ranks, device
-        self._greedy_rows = greedy_rows
+        self._greedy_rows, self._stored = greedy_rows, stored
         self._aux_layer_ids = tuple(aux_layer_ids)
         plan = plan_batches(
             [len(row.input_ids) for row in rows],
@@ -215,7 +218,10 @@ class BatchSource:
     def _prepare(self, batch: Batch) -> Prepared:
         device = self._device
         tokens_BT = batch.tokens_BT.to(device)
-        features = self._frozen.features(tokens_BT, self._aux_layer_ids)
+        if self._stored is None:
+            features = self._frozen.features(tokens_BT, self._aux_layer_ids)
+        else:
+            features = self._stored.features(batch, device=device)
         rows_M, places_M = batch.row_M.to(device), batch.place_M.to(device)
         final_MD = features.final_BTD[rows_M, places_M - 1]
         self._require_finite(features, batch)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data import Row, read_data_record, read_rows
+from paceline.data import Row, StatesPlan, check_states, read_data_record, read_rows
 from paceline.draft import read_draft, resolve_draft
-from paceline.errors import DataError, RecipeError
+from paceline.errors import RecipeError
 from paceline.records import build_provenance, sha256_file
 from paceline.target import TargetFacts
 from paceline.train.batches import cut_rows
@@ -19,17 +19,27 @@ from paceline.train.families.module import DraftModule
 from paceline.train.families.table import Start, get_family
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
+from paceline.train.stored import StoredStates
 from paceline.train.vetting import (
     require_covered,
     require_described,
     require_ended,
+    require_known_tokens,
     require_one_template,
+    require_same_target,
 )
 from paceline.train.vocabulary import choose_draft_tokens, special_tokens
 
 __all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
 
-_FINGERPRINTS = ("tokenizer_sha256", "chat_template_sha256")
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """A checked folder of stored states. rows: of the whole data folder, as they are numbered."""
+
+    path: Path
+    plan: StatesPlan
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,18 @@ class Setup:
     draft_tokens: tuple[int, ...] | None
     config: dict[str, Any]
     started_from: dict[str, Any]
+    states: States | None = None
+
+    def open_states(self) -> StoredStates | None:
+        """What is read in place of running the target; None runs it."""
+        if self.states is None:
+            return None
+        return StoredStates(
+            self.states.path,
+            self.states.plan,
+            self.states.rows,
+            aux_layer_ids=self.aux_layer_ids,
+        )
 
     @property
     def greedy_rows(self) -> bool:
@@ -64,6 +86,7 @@ class Setup:
             "data": {"sha256": self.data_sha256, "num_rows": len(self.rows)},
             "target": _fingerprints(self.target),
             "started_from": self.started_from,
+            **({"states": self.states.plan.as_dict()} if self.states else {}),
         }
 
     def build_module(self, frozen: FrozenTarget) -> tuple[DraftModule, list[str]]:
@@ -116,16 +139,22 @@ class Setup:
         }
 
 
-def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) -> Setup:
+def build_setup(
+    recipe: Recipe,
+    *,
+    target: TargetFacts,
+    data_dir: str | Path,
+    states_dir: str | Path | None = None,
+) -> Setup:
     """Reads the data, checks that it is this target's, fixes sizes and vocabulary."""
     data_dir = Path(data_dir)
     record = read_data_record(data_dir)
-    _require_same_target(record, target, data_dir)
+    require_same_target(record, target, data_dir)
     given = read_rows(data_dir)
     require_described(given, record, data_dir)
     require_ended(given, target, data_dir)
     rows, num_cut = cut_rows(given, max_length=recipe.optim.max_length)
-    _require_known_tokens(rows, target, data_dir)
+    require_known_tokens(rows, target, data_dir)
     require_one_template(given, record, target, data_dir)
     _require_unused(recipe, rows)
     fixed: dict[str, Any] = {
@@ -150,9 +179,28 @@ def build_setup(recipe: Recipe, *, target: TargetFacts, data_dir: str | Path) ->
                 always=special_tokens(target),
             )
         )
+    aux_layer_ids = family.tapped_layers(config)
+    states = None
+    if states_dir is not None:
+        plan = check_states(
+            states_dir,
+            given,
+            target,
+            rows_sha256=fixed["data_sha256"],
+            aux_layer_ids=aux_layer_ids,
+            max_length=recipe.optim.max_length,
+        )
+        if plan.dtype != recipe.dtype:
+            raise RecipeError(
+                f"key 'dtype' is {recipe.dtype} and the states are {plan.dtype}",
+                where=recipe.path,
+                expected="the same",
+            )
+        states = States(path=Path(states_dir), plan=plan, rows=tuple(given))
     return Setup(
         **fixed,
-        aux_layer_ids=family.tapped_layers(config),
+        states=states,
+        aux_layer_ids=aux_layer_ids,
         draft_tokens=draft_tokens,
         config=config,
     )
@@ -188,7 +236,7 @@ def _rotary_dim(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _fingerprints(target: TargetFacts) -> dict[str, Any]:
-    names = ("weights_fingerprint", *_FINGERPRINTS)
+    names = ("weights_fingerprint", "tokenizer_sha256", "chat_template_sha256")
     return {name: getattr(target, name) for name in names}
 
 
@@ -206,31 +254,6 @@ def _started_from(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
             expected=f"family {recipe.family}",
         )
     return {"from": source, "sha256": draft.sha256}
-
-
-def _require_same_target(record: Mapping[str, Any], target: TargetFacts, data_dir: Path) -> None:
-    made_for = record.get("target")
-    if not isinstance(made_for, Mapping):
-        raise DataError("key 'target' is missing", where=f"{data_dir}/data.json")
-    for name in _FINGERPRINTS:
-        if made_for.get(name) != getattr(target, name):
-            raise DataError(
-                f"the data was made for a target with another {name}",
-                where=f"{data_dir}/data.json",
-                expected=f"{getattr(target, name)} (target '{target.name}')",
-                fix="Answer the prompts with this target, or train for the target of the data.",
-            )
-
-
-def _require_known_tokens(rows: list[Row], target: TargetFacts, data_dir: Path) -> None:
-    for row in rows:
-        worst = max(row.input_ids)
-        if worst >= target.vocab_size or min(row.input_ids) < 0:
-            raise DataError(
-                f"row '{row.row_id}' holds token {worst}",
-                where=f"{data_dir}/rows.jsonl",
-                expected=f"ids from 0 to {target.vocab_size - 1}",
-            )
 
 
 def _require_unused(recipe: Recipe, rows: list[Row]) -> None:

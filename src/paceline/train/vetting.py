@@ -13,10 +13,18 @@ from paceline.records import sha256_file
 from paceline.target import TargetFacts
 from paceline.train.vocabulary import count_supervised
 
-__all__ = ["require_covered", "require_described", "require_ended", "require_one_template"]
+__all__ = [
+    "require_covered",
+    "require_described",
+    "require_ended",
+    "require_known_tokens",
+    "require_one_template",
+    "require_same_target",
+]
 
 _MIN_SHARE = 0.5  # of what the best vocabulary of that size says
 _ROWS = "rows.jsonl"
+_FINGERPRINTS = ("tokenizer_sha256", "chat_template_sha256")
 
 
 def require_described(rows: Sequence[Row], record: Mapping[str, Any], data_dir: Path) -> None:
@@ -95,3 +103,30 @@ def require_covered(draft_tokens: Sequence[int], rows: Sequence[Row], source: st
             "that size made for them says",
             fix="Start from the target, or train on the data that the vocabulary was made for.",
         )
+
+
+def require_same_target(record: Mapping[str, Any], target: TargetFacts, data_dir: Path) -> None:
+    """Raises DataError for rows that another tokenizer or template made."""
+    made_for = record.get("target")
+    if not isinstance(made_for, Mapping):
+        raise DataError("key 'target' is missing", where=f"{data_dir}/data.json")
+    for name in _FINGERPRINTS:
+        if made_for.get(name) != getattr(target, name):
+            raise DataError(
+                f"the data was made for a target with another {name}",
+                where=f"{data_dir}/data.json",
+                expected=f"{getattr(target, name)} (target '{target.name}')",
+                fix="Answer the prompts with this target, or train for the target of the data.",
+            )
+
+
+def require_known_tokens(rows: Sequence[Row], target: TargetFacts, data_dir: Path) -> None:
+    """Raises DataError for the first row with an id beyond the target's vocabulary."""
+    for row in rows:
+        worst = max(row.input_ids)
+        if worst >= target.vocab_size or min(row.input_ids) < 0:
+            raise DataError(
+                f"row '{row.row_id}' holds token {worst}",
+                where=f"{data_dir}/rows.jsonl",
+                expected=f"ids from 0 to {target.vocab_size - 1}",
+            )

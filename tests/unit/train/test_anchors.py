@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.train.anchors import sample_anchors, sparse_loss
 from paceline.train.batches import build_batch
-from paceline.train.losses import LossTerms, heads_loss
+from paceline.train.losses import Lesson, LossTerms, heads_loss
 from paceline.train.prepare import Prepared
 
 from paceline.data import Row  # isort: skip
@@ -119,13 +119,17 @@ def test_sparse_loss_equals_the_table_s(share: float) -> None:
         result = loss(
             states,
             [matrix],
-            teacher_MD=torch.sin(torch.arange(num_tokens * width).view(num_tokens, width).double()),
-            teacher_head_VD=head * 0.7,
-            labels_M=torch.arange(num_tokens) % vocab,
-            weights_KM=weights,
-            terms=LossTerms(soft=1.0, hard=0.3, variation=0.2),
-            block=16,
-            chunk=8,
+            Lesson(
+                teacher_MD=torch.sin(
+                    torch.arange(num_tokens * width).view(num_tokens, width).double()
+                ),
+                teacher_head_VD=head * 0.7,
+                labels_M=torch.arange(num_tokens) % vocab,
+                weights_KM=weights,
+                terms=LossTerms(soft=1.0, hard=0.3, variation=0.2),
+                block=16,
+                chunk=8,
+            ),
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
         assert states.grad is not None
@@ -139,9 +143,9 @@ def test_sparse_loss_equals_the_table_s(share: float) -> None:
 def test_sparse_loss_computes_fewer_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
 
-    def watch(student: Tensor, *args: object, **settings: object) -> object:
+    def watch(student: Tensor, heads: list[Tensor], lesson: Lesson) -> object:
         shapes.append(tuple(student.shape[:2]))
-        return heads_loss(student, *args, **settings)  # type: ignore[arg-type]
+        return heads_loss(student, heads, lesson)
 
     monkeypatch.setattr("paceline.train.anchors.heads_loss", watch)
     weights = torch.zeros(K, 40)
@@ -149,12 +153,14 @@ def test_sparse_loss_computes_fewer_logits(monkeypatch: pytest.MonkeyPatch) -> N
     sparse_loss(
         torch.randn(K, 40, 4),
         [torch.randn(7, 4)],
-        teacher_MD=torch.randn(40, 4),
-        teacher_head_VD=torch.randn(7, 4),
-        labels_M=torch.zeros(40, dtype=torch.int64),
-        weights_KM=weights,
-        terms=LossTerms(soft=1.0),
-        block=16,
-        chunk=8,
+        Lesson(
+            teacher_MD=torch.randn(40, 4),
+            teacher_head_VD=torch.randn(7, 4),
+            labels_M=torch.zeros(40, dtype=torch.int64),
+            weights_KM=weights,
+            terms=LossTerms(soft=1.0),
+            block=16,
+            chunk=8,
+        ),
     )
     assert shapes == [(1, 2)]

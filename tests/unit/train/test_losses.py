@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.losses import LossTerms, head_loss, heads_loss
+from paceline.train.losses import Lesson, LossTerms, head_loss, heads_loss
 
 K, M, D, V = 3, 7, 5, 11
 
@@ -64,13 +64,15 @@ def test_value_and_gradients(terms: LossTerms, block: int, chunk: int) -> None:
     result = head_loss(
         student,
         head,
-        teacher_MD=teacher,
-        teacher_head_VD=teacher_head,
-        labels_M=labels,
-        weights_KM=weights,
-        terms=terms,
-        block=block,
-        chunk=chunk,
+        Lesson(
+            teacher_MD=teacher,
+            teacher_head_VD=teacher_head,
+            labels_M=labels,
+            weights_KM=weights,
+            terms=terms,
+            block=block,
+            chunk=chunk,
+        ),
     )
     wanted = reference(student, head, teacher, teacher_head, labels, weights, terms)
     assert abs(result.loss.item() - wanted.item()) < 1e-10
@@ -89,13 +91,15 @@ def test_kl_of_the_teacher_itself_is_zero() -> None:
     result = head_loss(
         state.expand(K, M, D).contiguous().requires_grad_(True),
         head,
-        teacher_MD=state,
-        teacher_head_VD=head,
-        labels_M=(state @ head.T).argmax(-1),
-        weights_KM=torch.ones(K, M, dtype=torch.float64),
-        terms=LossTerms(soft=1.0),
-        block=4,
-        chunk=4,
+        Lesson(
+            teacher_MD=state,
+            teacher_head_VD=head,
+            labels_M=(state @ head.T).argmax(-1),
+            weights_KM=torch.ones(K, M, dtype=torch.float64),
+            terms=LossTerms(soft=1.0),
+            block=4,
+            chunk=4,
+        ),
     )
     assert abs(result.loss.item()) < 1e-12
     assert bool(result.correct_KM.all())
@@ -113,13 +117,15 @@ def test_a_matrix_for_each_step_is_the_sum_of_single_steps() -> None:
     found = heads_loss(
         student,
         heads,
-        teacher_MD=teacher,
-        teacher_head_VD=teacher_head,
-        labels_M=labels,
-        weights_KM=weights,
-        terms=LossTerms(soft=1.0, hard=0.3),
-        block=4,
-        chunk=2,
+        Lesson(
+            teacher_MD=teacher,
+            teacher_head_VD=teacher_head,
+            labels_M=labels,
+            weights_KM=weights,
+            terms=LossTerms(soft=1.0, hard=0.3),
+            block=4,
+            chunk=2,
+        ),
     )
     found.loss.backward()
     mine = [student.grad, *(head.grad for head in heads)]
