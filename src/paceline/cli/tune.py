@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.target import TargetFacts
-    from paceline.tune import Outcome, Row, Settings
+    from paceline.tune import Outcome, Settings
 
 __all__ = ["tune"]
 
 _FORMAT = "paceline-tune/1"
+_BUSY = 0.1  # share of the machine that other work may have
 
 
 def tune(
@@ -127,7 +128,8 @@ def tune(
         "trials": journal.trials(),
     }
     write_json(out / "tune.json", record)
-    _show(outcome, facts, used, concurrency)
+    shares = [row["other_cpu_share"] for t in journal.trials() for row in t.get("regimes", ())]
+    _show(outcome, facts, used, concurrency, max((s for s in shares if s is not None), default=0.0))
     for label, settings in (("target alone, eager", Settings()), ("best", outcome.best)):
         say(f"host's part of a decode step, {label}: {_show_host(journal.find(settings.key))}")
     say(f"serve it: paceline serve {target} --config {out / 'serve.toml'}")
@@ -153,18 +155,22 @@ def _write_command(path: Path, bench: Any, settings: Settings) -> None:
     write_text(path, format_command(bench.plan(settings)) + "\n")
 
 
-def _show(outcome: Outcome, target: TargetFacts, device: str, concurrency: int) -> None:
+def _show(
+    outcome: Outcome, target: TargetFacts, device: str, concurrency: int, other_share: float
+) -> None:
     flying = "one request at a time" if concurrency == 1 else f"{concurrency} requests in flight"
     say(f"{target.name} on {device}, {flying}: speed-up over the target alone, eager")
     console.print(_build_table(outcome))
     for row in outcome.rows:
-        if row.why and row.verdict in ("failed", "withheld"):
+        if row.why:
             say(f"{row.label}: {row.verdict}: {row.why}")
     for knob in outcome.knobs:
         what = f"not searched: {knob.reason}" if knob.reason else f"to know: {knob.risk}"
         say(f"{knob.name} {what}")
     if outcome.noise is not None:
         say(f"noise floor (the target alone, started twice): {outcome.noise:.1%}")
+    if other_share > _BUSY:
+        say(f"other work took up to {other_share:.0%} of the machine: measure on a quiet one")
     if outcome.break_even is not None:
         say(f"the draft breaks even at an acceptance length of {outcome.break_even:.2f}")
 
@@ -180,8 +186,9 @@ def _build_table(outcome: Outcome) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", "K", "speed-up", "95 %", "against best", "verdict"):
-        table.add_column(name, justify="left" if name in ("trial", "verdict") else "right")
+    for name in ("trial", "K", "speed-up", "95 %", "over best", "verdict"):
+        left = name in ("trial", "verdict")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "trial")
     for row in outcome.rows:
         found, ratio = row.speedup, row.ratio
         table.add_row(
@@ -190,7 +197,7 @@ def _build_table(outcome: Outcome) -> Table:
             "1.000" if row.verdict == "baseline" else "-" if found is None else _value(found),
             "" if found is None else _interval(found),
             "" if ratio is None else _value(ratio),
-            _verdict(row),
+            row.verdict,
         )
     return table
 
@@ -201,7 +208,3 @@ def _value(found: Any) -> str:
 
 def _interval(found: Any) -> str:
     return "-" if found["low"] is None else f"{found['low']:.2f} to {found['high']:.2f}"
-
-
-def _verdict(row: Row) -> str:
-    return row.verdict + (f" ({row.why})" if row.verdict == "not measured" else "")

@@ -121,9 +121,7 @@ class _Run:
                 fix="Give more --minutes." if plain is None else "",
             )
         self.outcome.rows.append(
-            Row(
-                stage="baseline", label="target alone, eager", settings=BASELINE, verdict="baseline"
-            )
+            Row(stage="baseline", label="target alone", settings=BASELINE, verdict="baseline")
         )
 
     def stage(self, name: str, candidates: Sequence[tuple[str, Settings]]) -> None:
@@ -175,10 +173,10 @@ class _Run:
         without = []
         for name, value in asdict(BASELINE).items():
             if name not in ("k", "draft") and getattr(best, name) != value:
-                without.append((f"best without {name}", replace(best, **{name: value})))
+                without.append((f"best, no {name}", replace(best, **{name: value})))
         if best.draft != "none":
             plain = replace(best, draft="none", k=None, dynamic_k=None)
-            without.append(("best without its draft", plain))
+            without.append(("best, no draft", plain))
         for label, settings in without:
             trial = self._measure(label, settings)
             if settings != BASELINE:
