@@ -126,7 +126,9 @@ class Conductor:
                 self._spawn(self._switch(wanted, reason))
 
     async def close(self) -> None:
-        """Ends every server."""
+        """Ends every server; requests that still wait for one get an EngineError."""
+        self.failure = self.failure or EngineError("the server is ending")
+        await self._notify()
         tasks = [*self._tasks, *([self._spare] if self._spare else [])]
         for task in tasks:
             task.cancel()

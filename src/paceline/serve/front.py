@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CATEGORY_HEADER", "Front"]
 
 CATEGORY_HEADER = "X-Paceline-Category"
-_NO_CATEGORY = "none"
+_NO_CATEGORY = "unlabelled"
 _CATEGORY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _GENERATING = ("/v1/completions", "/v1/chat/completions")
 _PASSED_GET = ("/v1/models", "/version")

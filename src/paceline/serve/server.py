@@ -24,6 +24,7 @@ __all__ = ["build_plain_plan", "serve_http"]
 
 _FILES_A_REQUEST = 2  # its client's socket and the server's
 _SPARE_FILES = 256
+_LAST_S = 3.0  # for the answers that say that a request was not answered
 
 
 def build_plain_plan(plan: Plan) -> Plan:
@@ -99,7 +100,9 @@ async def _serve(
     conductor = Conductor(plan, plain, operation, log_path=log_path, metrics=metrics, tell=tell)
     front = Front(conductor, metrics, plan.target.path / "tokenizer.json")
     told = _Signals(conductor)
-    runner = web.AppRunner(front.build_app(), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        front.build_app(), handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_S
+    )
     await runner.setup()
     try:
         await web.SockSite(runner, listening).start()

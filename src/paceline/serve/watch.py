@@ -61,6 +61,7 @@ class AcceptanceWatch:
         self.overall = Window(window)
         self.categories: dict[str, Window] = {}
         self._last: tuple[int, int] | None = None
+        self._names: set[str] = set()
 
     def read(self, counters: tuple[int, int] | None) -> None:
         """Takes vLLM's monotonic (drafting steps, accepted tokens); a restart begins anew."""
@@ -77,10 +78,11 @@ class AcceptanceWatch:
         self._last = (0, 0)
 
     def note_category(self, category: str) -> str:
-        """The name under which a category is counted."""
-        if category in self.categories or len(self.categories) < MAX_CATEGORIES:
-            return category
-        return OTHER
+        """The name under which a category is counted, from its first request on."""
+        if category not in self._names and len(self._names) >= MAX_CATEGORIES:
+            return OTHER
+        self._names.add(category)
+        return category
 
     def add_answer(self, category: str, speculation: Iterable[Mapping[str, Any]]) -> None:
         """One answer's own records (vLLM's metrics.speculative_decoding), of each server it had."""

@@ -198,6 +198,22 @@ def test_a_switch_waits_for_answers_and_not_forever(play: Callable[..., list[str
     assert len(ScriptedBack.made) == 4
 
 
+def test_the_end_lets_go_of_who_still_waits(play: Callable[..., list[str]]) -> None:
+    waiting: list[asyncio.Task[Any]] = []
+
+    async def scene(made: Conductor) -> None:
+        current(made).num_carried = 1
+        made.ask_switch(drafts=False, reason="operator")
+        await until(lambda: made.current is None)
+        waiting.append(asyncio.create_task(made.acquire()))
+        await asyncio.sleep(0)
+        await made.close()
+        with pytest.raises(EngineError, match="is ending"):
+            await waiting[0]
+
+    play(scene)
+
+
 def test_a_spare_takes_over_at_once_and_is_replaced(play: Callable[..., list[str]]) -> None:
     async def scene(made: Conductor) -> None:
         await until(lambda: len(ScriptedBack.made) == 2)
