@@ -179,14 +179,76 @@ def read_header(
 
 
 def _scan_open(handle: int, file_bytes: int, scan: _Scan) -> Header | None:
-    start = os.pread(handle, 64, 0)
-    if start.startswith(b"version https://git-lfs"):
+    length = _read_length(handle, file_bytes, scan)
+    if length is None:
+        return None
+    raw = os.pread(handle, length, 8)
+    value, problems = scan_json(raw.rstrip(b" "), file=scan.file, limits=_LIMITS)
+    for problem in problems:
+        _tell_header(problem, scan)
+    if not isinstance(value, dict):
+        if value is not None:
+            scan.add("st.header", "the header is not a JSON object", expected="an object")
+        return None
+    if not raw.rstrip(b" ").endswith(b"}"):
+        scan.add("st.header", "the header ends with more than spaces", expected="spaces only")
+    metadata = _scan_metadata(value.pop("__metadata__", {}), scan)
+    if not _check_count(len(value), scan):
+        return None
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in value.items():
+        tensor = _scan_entry(name, entry, 8 + length, scan)
+        if tensor is not None:
+            tensors[name] = tensor
+    if len(tensors) == len(value):
+        _check_cover(tensors, 8 + length, file_bytes, scan)
+    return Header(tensors=tensors, metadata=metadata, file_bytes=file_bytes)
+
+
+def _check_pointer(start: bytes, file_bytes: int, scan: _Scan) -> bool:
+    """`lfs.pointer`: whether the file is its own content."""
+    if not start.startswith(b"version https://git-lfs"):
+        return True
+    scan.add(
+        "lfs.pointer",
+        f"is a Git LFS pointer of {file_bytes} bytes, not weights",
+        expected="the weights themselves",
+        fix="Fetch the real file (git lfs pull) and copy that.",
+    )
+    return False
+
+
+def _tell_header(problem: Problem, scan: _Scan) -> None:
+    """`st.header`, and for a name that is there twice `st.dup`."""
+    if problem.rule == "json.dup":
+        _tell_twice(problem, scan)
+    else:
+        message = f"header: {problem.message}"
+        scan.add("st.header", message, where=problem.where, expected=problem.expected)
+
+
+def _tell_twice(problem: Problem, scan: _Scan) -> None:
+    """`st.dup`."""
+    message = f"header: {problem.message}"
+    scan.add("st.dup", message, where=problem.where, expected=problem.expected)
+
+
+def _check_count(count: int, scan: _Scan) -> bool:
+    """`st.count`."""
+    if count > MAX_TENSORS:
         scan.add(
-            "lfs.pointer",
-            f"is a Git LFS pointer of {file_bytes} bytes, not weights",
-            expected="the weights themselves",
-            fix="Fetch the real file (git lfs pull) and copy that.",
+            "st.count",
+            f"holds {count:,} tensors",
+            found=count,
+            expected=f"at most {MAX_TENSORS:,}",
         )
+    return count <= MAX_TENSORS
+
+
+def _read_length(handle: int, file_bytes: int, scan: _Scan) -> int | None:
+    """`st.header`: bytes of the header; None where there is none."""
+    start = os.pread(handle, 64, 0)
+    if not _check_pointer(start, file_bytes, scan):
         return None
     if len(start) < 10:
         scan.add(
@@ -215,34 +277,7 @@ def _scan_open(handle: int, file_bytes: int, scan: _Scan) -> Header | None:
             fix="Copy the file again; the last copy or save did not finish.",
         )
         return None
-    raw = os.pread(handle, length, 8)
-    value, problems = scan_json(raw.rstrip(b" "), file=scan.file, limits=_LIMITS)
-    for problem in problems:
-        rule = "st.dup" if problem.rule == "json.dup" else "st.header"
-        scan.add(rule, f"header: {problem.message}", where=problem.where, expected=problem.expected)
-    if not isinstance(value, dict):
-        if value is not None:
-            scan.add("st.header", "the header is not a JSON object", expected="an object")
-        return None
-    if not raw.rstrip(b" ").endswith(b"}"):
-        scan.add("st.header", "the header ends with more than spaces", expected="spaces only")
-    metadata = _scan_metadata(value.pop("__metadata__", {}), scan)
-    if len(value) > MAX_TENSORS:
-        scan.add(
-            "st.count",
-            f"holds {len(value):,} tensors",
-            found=len(value),
-            expected=f"at most {MAX_TENSORS:,}",
-        )
-        return None
-    tensors: dict[str, TensorInfo] = {}
-    for name, entry in value.items():
-        tensor = _scan_entry(name, entry, 8 + length, scan)
-        if tensor is not None:
-            tensors[name] = tensor
-    if len(tensors) == len(value):
-        _check_cover(tensors, 8 + length, file_bytes, scan)
-    return Header(tensors=tensors, metadata=metadata, file_bytes=file_bytes)
+    return length
 
 
 def _scan_metadata(value: Any, scan: _Scan) -> dict[str, str]:
@@ -275,33 +310,64 @@ def _is_int(value: Any) -> bool:
 
 def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorInfo | None:
     shown = show_value(name)
-    if not _NAME.fullmatch(name):
-        scan.add(
-            "st.name",
-            f"tensor name '{shown}' is not allowed",
-            where=shown,
-            expected="letters, digits, '_', '-' and '.', at most 256",
-        )
-        return None
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        scan.add(
-            "st.fields",
-            f"the entry of tensor '{shown}' has the wrong fields",
-            where=shown,
-            found=sorted(entry) if isinstance(entry, dict) else entry,
-            expected="exactly dtype, shape and data_offsets",
-        )
+    if not (_check_name(name, scan) and _check_fields(shown, entry, scan)):
         return None
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        scan.add(
-            "st.dtype",
-            f"tensor '{shown}' has an unknown dtype",
-            where=shown,
-            found=dtype,
-            expected=", ".join(DTYPE_BYTES),
-        )
+    if not _check_dtype(shown, dtype, scan):
         return None
+    if not _check_shape(shown, dtype, shape, offsets, scan):
+        return None
+    start = data_start + offsets[0]
+    _check_alignment(shown, dtype, start, scan)
+    return TensorInfo(
+        name=name, dtype=dtype, shape=tuple(shape), start=start, end=data_start + offsets[1]
+    )
+
+
+def _check_name(name: str, scan: _Scan) -> bool:
+    """`st.name`."""
+    if _NAME.fullmatch(name):
+        return True
+    shown = show_value(name)
+    scan.add(
+        "st.name",
+        f"tensor name '{shown}' is not allowed",
+        where=shown,
+        expected="letters, digits, '_', '-' and '.', at most 256",
+    )
+    return False
+
+
+def _check_fields(shown: str, entry: Any, scan: _Scan) -> bool:
+    """`st.fields`."""
+    if isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}:
+        return True
+    scan.add(
+        "st.fields",
+        f"the entry of tensor '{shown}' has the wrong fields",
+        where=shown,
+        found=sorted(entry) if isinstance(entry, dict) else entry,
+        expected="exactly dtype, shape and data_offsets",
+    )
+    return False
+
+
+def _check_dtype(shown: str, dtype: Any, scan: _Scan) -> bool:
+    """`st.dtype`."""
+    if isinstance(dtype, str) and dtype in DTYPE_BYTES:
+        return True
+    scan.add(
+        "st.dtype",
+        f"tensor '{shown}' has an unknown dtype",
+        where=shown,
+        found=dtype,
+        expected=", ".join(DTYPE_BYTES),
+    )
+    return False
+
+
+def _check_shape(shown: str, dtype: str, shape: Any, offsets: Any, scan: _Scan) -> bool:
+    """`st.shape`: sizes within bounds, and as many bytes as they need."""
     if (
         not isinstance(shape, list)
         or len(shape) > scan.max_rank
@@ -314,14 +380,9 @@ def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorIn
             found=shape,
             expected=f"at most {scan.max_rank} sizes from 1 to {MAX_DIM:,}",
         )
-        return None
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(_is_int(offset) and offset >= 0 for offset in offsets)
-    ):
-        scan.add("st.cover", f"tensor '{shown}' has malformed offsets", where=shown, found=offsets)
-        return None
+        return False
+    if not _check_offsets(shown, offsets, scan):
+        return False
     needed = math.prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         scan.add(
@@ -331,8 +392,23 @@ def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorIn
             found=f"{offsets[1] - offsets[0]} bytes",
             expected=f"{needed} bytes for {dtype} {shape}",
         )
-        return None
-    start = data_start + offsets[0]
+        return False
+    return True
+
+
+def _check_offsets(shown: str, offsets: Any, scan: _Scan) -> bool:
+    if (
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and all(_is_int(offset) and offset >= 0 for offset in offsets)
+    ):
+        return True
+    scan.add("st.cover", f"tensor '{shown}' has malformed offsets", where=shown, found=offsets)
+    return False
+
+
+def _check_alignment(shown: str, dtype: str, start: int, scan: _Scan) -> None:
+    """`st.align`."""
     if start % DTYPE_BYTES[dtype]:
         scan.add(
             "st.align",
@@ -341,9 +417,6 @@ def _scan_entry(name: str, entry: Any, data_start: int, scan: _Scan) -> TensorIn
             found=start,
             expected=f"a multiple of {DTYPE_BYTES[dtype]}",
         )
-    return TensorInfo(
-        name=name, dtype=dtype, shape=tuple(shape), start=start, end=data_start + offsets[1]
-    )
 
 
 def _check_cover(

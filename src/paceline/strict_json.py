@@ -57,43 +57,76 @@ class _Scan:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                name = show_value(key)
-                self.add(
-                    "json.dup",
-                    f"key '{name}' appears twice in one object",
-                    where=name,
-                    expected="each key once",
-                )
+                _tell_twice(key, self)
             result[key] = value
         return result
 
     def constant(self, name: str) -> None:
-        self.add("json.const", f"{name} is not JSON", expected="finite numbers")
+        _tell_number(f"{name} is not JSON", "finite numbers", self)
 
     def integer(self, text: str) -> int:
         if len(text) > 17 or abs(int(text)) > _MAX_INT:
-            self.add(
-                "json.const",
-                f"integer {show_value(text, limit=40)} is too large",
-                expected="integers up to 2**53",
-            )
+            shown = show_value(text, limit=40)
+            _tell_number(f"integer {shown} is too large", "integers up to 2**53", self)
             return 0
         return int(text)
 
     def float(self, text: str) -> float:
         if len(text) > 64:
-            self.add("json.const", f"number {show_value(text, limit=40)} is too long")
+            _tell_number(f"number {show_value(text, limit=40)} is too long", "", self)
             return 0.0
         value = float(text)
         written_as_zero = not any(digit in "123456789" for digit in re.split("[eE]", text)[0])
         if not math.isfinite(value) or (value == 0.0 and not written_as_zero):
-            self.add(
-                "json.const",
-                f"number {show_value(text, limit=40)} does not fit a double",
-                expected="finite numbers",
-            )
+            shown = show_value(text, limit=40)
+            _tell_number(f"number {shown} does not fit a double", "finite numbers", self)
             return 0.0
         return value
+
+
+def _tell_twice(key: str, scan: _Scan) -> None:
+    """`json.dup`."""
+    name = show_value(key)
+    message = f"key '{name}' appears twice in one object"
+    scan.add("json.dup", message, where=name, expected="each key once")
+
+
+def _tell_number(message: str, expected: str, scan: _Scan) -> None:
+    """`json.const`."""
+    scan.add("json.const", message, expected=expected)
+
+
+def _decode(data: bytes, scan: _Scan) -> str | None:
+    """`json.utf8`: the text; None for bytes that readers take for different ones."""
+    try:
+        text = data.decode("utf-8", "strict")
+    except UnicodeDecodeError as problem:
+        scan.add("json.utf8", f"not UTF-8 (byte {problem.start})", expected="UTF-8 text")
+        return None
+    if text.startswith("\ufeff"):
+        scan.add("json.utf8", "starts with a byte-order mark", expected="UTF-8 without a mark")
+        return None
+    if "\0" in text:
+        scan.add("json.utf8", "holds a NUL byte", expected="UTF-8 text")
+        return None
+    return text
+
+
+def _parse(text: str, scan: _Scan) -> Any:
+    """`json.syntax`: the value, None where there is none."""
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=scan.pairs,
+            parse_constant=scan.constant,
+            parse_int=scan.integer,
+            parse_float=scan.float,
+        )
+    except RecursionError:
+        scan.add("json.depth", "the JSON is nested too deeply")
+    except ValueError as problem:
+        scan.add("json.syntax", f"not valid JSON: {show_value(str(problem))}")
+    return None
 
 
 def _check_bounds(text: str, limits: JsonLimits, scan: _Scan) -> None:
@@ -158,33 +191,14 @@ def scan_json(
             expected=f"at most {limits.max_bytes:,} bytes",
         )
         return None, scan.problems
-    try:
-        text = data.decode("utf-8", "strict")
-    except UnicodeDecodeError as problem:
-        scan.add("json.utf8", f"not UTF-8 (byte {problem.start})", expected="UTF-8 text")
-        return None, scan.problems
-    if text.startswith("\ufeff"):
-        scan.add("json.utf8", "starts with a byte-order mark", expected="UTF-8 without a mark")
-        return None, scan.problems
-    if "\0" in text:
-        scan.add("json.utf8", "holds a NUL byte", expected="UTF-8 text")
+    text = _decode(data, scan)
+    if text is None:
         return None, scan.problems
     _check_bounds(text, limits, scan)
     if scan.problems:
         return None, scan.problems
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=scan.pairs,
-            parse_constant=scan.constant,
-            parse_int=scan.integer,
-            parse_float=scan.float,
-        )
-    except RecursionError:
-        scan.add("json.depth", "the JSON is nested too deeply")
-        return None, scan.problems
-    except ValueError as problem:
-        scan.add("json.syntax", f"not valid JSON: {show_value(str(problem))}")
+    value = _parse(text, scan)
+    if value is None:
         return None, scan.problems
     if "\\u" in text and _has_surrogate(value):
         scan.add("json.utf8", "holds half of a surrogate pair", expected="valid Unicode")

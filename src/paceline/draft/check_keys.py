@@ -60,7 +60,10 @@ def check_config_keys(
     variant = find_variant(family, config)
     if variant is None:
         return []
-    problems = list(_check_names(family, variant, config))
+    problems = [
+        *_check_architecture(family, variant, config),
+        *_check_model_type(family, variant, config),
+    ]
     problems += _check_object(variant.keys, config, "", (family, variant), skip)
     problems += _check_window(config)
     for key, keys in variant.nested.items():
@@ -70,7 +73,10 @@ def check_config_keys(
     return keep_worst(problems, _MAX_PROBLEMS)
 
 
-def _check_names(family: str, variant: Variant, config: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_architecture(
+    family: str, variant: Variant, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """`cfg.arch`."""
     names = config.get("architectures")
     ours = variant.architectures
     if not (isinstance(names, list) and len(names) == 1 and names[0] in ours):
@@ -85,6 +91,12 @@ def _check_names(family: str, variant: Variant, config: Mapping[str, Any]) -> It
             else "names no class",
             fix="Another class would be built, or none.",
         )
+
+
+def _check_model_type(
+    family: str, variant: Variant, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """`cfg.model_type`."""
     # vLLM writes the model_type of old Medusa folders itself
     is_old_medusa = family == "medusa" and config.get("model_type") is None
     if config.get("model_type") not in variant.model_types and not is_old_medusa:
@@ -182,44 +194,96 @@ def _describe(rule: Key) -> str:
 
 
 def _check_value(where: str, value: Any, rule: Key) -> Iterator[Problem]:
-    def problem(rule_id: str, message: str, fix: str) -> Problem:
-        return Problem(
-            rule=rule_id,
-            file=_FILE,
-            where=where,
-            found=show_value(value),
-            expected="no such key" if rule_id == "cfg.unread" else _describe(rule),
-            message=message,
-            fix=fix,
-        )
-
+    """The value of a key that is there, by the first of its rules that it breaks."""
     if value is None:
         if rule.required:
-            yield problem("cfg.missing", f"'{where}' is null", "State it as trained.")
+            yield _tell_null(where, rule)
         elif not rule.nullable:
-            yield problem(
-                "json.type",
+            yield _tell_type(
+                where,
+                value,
+                rule,
                 f"'{where}' is null, and vLLM stops at it while loading",
                 "State the value of training, or remove the key.",
             )
     elif not has_kind(value, rule.kind):
-        yield problem(
-            "json.type",
+        yield _tell_type(
+            where,
+            value,
+            rule,
             f"'{where}' has the wrong type",
             "A number is written without quotes, true and false are not numbers.",
         )
     elif rule.choices and value not in rule.choices:
-        yield problem(
-            rule.rule,
-            f"vLLM 0.31.0 does not build this value of '{where}'",
-            "Train the draft with a value that it builds.",
-        )
+        yield _check_choice(where, value, rule)
     elif not _in_range(value, rule):
-        yield problem(
-            rule.rule, f"'{where}' is {show_value(value)}", "State the value of training."
-        )
+        yield _tell_value(where, value, rule)
     elif rule.unread and value not in rule.harmless:
-        yield problem("cfg.unread", f"'{where}' has no effect: {rule.unread}", "Remove the key.")
+        yield _tell_unread(where, value, rule)
+
+
+def _tell_null(where: str, rule: Key) -> Problem:
+    return Problem(
+        rule="cfg.missing",
+        file=_FILE,
+        where=where,
+        found=show_value(None),
+        expected=_describe(rule),
+        message=f"'{where}' is null",
+        fix="State it as trained.",
+    )
+
+
+def _tell_type(where: str, value: Any, rule: Key, message: str, fix: str) -> Problem:
+    """`json.type`."""
+    return Problem(
+        rule="json.type",
+        file=_FILE,
+        where=where,
+        found=show_value(value),
+        expected=_describe(rule),
+        message=message,
+        fix=fix,
+    )
+
+
+def _check_choice(where: str, value: Any, rule: Key) -> Problem:
+    """`cfg.act` of an activation; of other keys with choices the rule that the key names."""
+    return Problem(
+        rule=rule.rule,
+        file=_FILE,
+        where=where,
+        found=show_value(value),
+        expected=_describe(rule),
+        message=f"vLLM 0.31.0 does not build this value of '{where}'",
+        fix="Train the draft with a value that it builds.",
+    )
+
+
+def _tell_value(where: str, value: Any, rule: Key) -> Problem:
+    """`cfg.value`, or the rule that the key names."""
+    return Problem(
+        rule=rule.rule,
+        file=_FILE,
+        where=where,
+        found=show_value(value),
+        expected=_describe(rule),
+        message=f"'{where}' is {show_value(value)}",
+        fix="State the value of training.",
+    )
+
+
+def _tell_unread(where: str, value: Any, rule: Key) -> Problem:
+    """`cfg.unread`."""
+    return Problem(
+        rule="cfg.unread",
+        file=_FILE,
+        where=where,
+        found=show_value(value),
+        expected="no such key",
+        message=f"'{where}' has no effect: {rule.unread}",
+        fix="Remove the key.",
+    )
 
 
 def _in_range(value: Any, rule: Key) -> bool:

@@ -6,7 +6,7 @@ it does not know in a medusa or mtp folder; `docs/results/contracts.md` counts s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from paceline.draft.contracts import Contract
 from paceline.draft.rows import TensorRule
@@ -66,61 +66,69 @@ def _unknown_scheme(problem: DraftError) -> Problem:
     )
 
 
-def _check_one(file: str, tensor: TensorInfo, canonical: str, rule: TensorRule) -> list[Problem]:
-    problems = []
+def _check_one(
+    file: str, tensor: TensorInfo, canonical: str, rule: TensorRule
+) -> Iterator[Problem]:
+    yield from _check_unread(file, tensor, rule)
+    if not rule.is_skipped:
+        yield from _check_shape(file, tensor, canonical, rule)
+        yield from _check_dtype(file, tensor, rule)
+
+
+def _check_unread(file: str, tensor: TensorInfo, rule: TensorRule) -> Iterator[Problem]:
+    """`ten.unread`."""
     if rule.unread:
-        problems.append(
-            Problem(
-                rule="ten.unread",
-                file=file,
-                where=tensor.name,
-                found=f"{tensor.num_bytes:,} bytes",
-                expected="no such tensor",
-                message=f"tensor '{tensor.name}' has no effect: {rule.unread}",
-                fix="Leave it out.",
-            )
+        yield Problem(
+            rule="ten.unread",
+            file=file,
+            where=tensor.name,
+            found=f"{tensor.num_bytes:,} bytes",
+            expected="no such tensor",
+            message=f"tensor '{tensor.name}' has no effect: {rule.unread}",
+            fix="Leave it out.",
         )
     is_right = tensor.shape == rule.shape and tensor.dtype in rule.dtypes
     if rule.is_skipped and not is_right:
-        problems.append(
-            Problem(
-                rule="ten.unread",
-                file=file,
-                where=tensor.name,
-                found=f"{tensor.dtype} {list(tensor.shape)}",
-                expected=f"{rule.dtypes[0]} {list(rule.shape)}, or no such tensor",
-                message=f"tensor '{tensor.name}' is not the mask that its name says; vLLM skips it,"
-                " and nothing can be held against it here",
-                fix="Leave it out, or save it as a bool for each token of the target.",
-            )
+        yield Problem(
+            rule="ten.unread",
+            file=file,
+            where=tensor.name,
+            found=f"{tensor.dtype} {list(tensor.shape)}",
+            expected=f"{rule.dtypes[0]} {list(rule.shape)}, or no such tensor",
+            message=f"tensor '{tensor.name}' is not the mask that its name says; vLLM skips it,"
+            " and nothing can be held against it here",
+            fix="Leave it out, or save it as a bool for each token of the target.",
         )
-    if rule.is_skipped:
-        return problems
+
+
+def _check_shape(
+    file: str, tensor: TensorInfo, canonical: str, rule: TensorRule
+) -> Iterator[Problem]:
+    """`ten.shape`."""
     if tensor.shape != rule.shape and tensor.shape not in rule.also:
-        problems.append(
-            Problem(
-                rule="ten.shape",
-                file=file,
-                where=tensor.name,
-                found=str(list(tensor.shape)),
-                expected=str(list(rule.shape)),
-                message=explain_shape(canonical, tensor.shape, rule),
-                fix="Make config.json state the sizes that the weights were trained with.",
-            )
+        yield Problem(
+            rule="ten.shape",
+            file=file,
+            where=tensor.name,
+            found=str(list(tensor.shape)),
+            expected=str(list(rule.shape)),
+            message=explain_shape(canonical, tensor.shape, rule),
+            fix="Make config.json state the sizes that the weights were trained with.",
         )
+
+
+def _check_dtype(file: str, tensor: TensorInfo, rule: TensorRule) -> Iterator[Problem]:
+    """`ten.dtype`."""
     if tensor.dtype not in rule.dtypes:
-        problems.append(
-            Problem(
-                rule="ten.dtype",
-                file=file,
-                where=tensor.name,
-                found=tensor.dtype,
-                expected=" or ".join(rule.dtypes),
-                message=f"tensor '{tensor.name}' has dtype {tensor.dtype}",
-                fix=f"Save it as {rule.dtypes[0]}.",
-            )
+        yield Problem(
+            rule="ten.dtype",
+            file=file,
+            where=tensor.name,
+            found=tensor.dtype,
+            expected=" or ".join(rule.dtypes),
+            message=f"tensor '{tensor.name}' has dtype {tensor.dtype}",
+            fix=f"Save it as {rule.dtypes[0]}.",
         )
-    return problems
 
 
 def explain_shape(name: str, shape: tuple[int, ...], rule: TensorRule) -> str:

@@ -108,7 +108,9 @@ def check_config(case: Case) -> Iterator[Finding]:
             continue
         if (item.rule, item.where) != ("cfg.unread", "tie_word_embeddings"):
             yield item
-    yield from _check_norms(case.config)
+    yield from _check_epsilon(case.config)
+    yield from _check_residual(case.config)
+    yield from _check_tie(case.config)
 
 
 def check_keys(case: Case, family: str) -> Iterator[Finding]:
@@ -119,7 +121,8 @@ def check_keys(case: Case, family: str) -> Iterator[Finding]:
     yield from map(from_problem, check_config_keys(family, case.config, skip=skip))
 
 
-def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_epsilon(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """`cfg.eps`; a value that is none is refused with the other keys."""
     eps = config.get("rms_norm_eps")
     if eps is None:
         yield finding(
@@ -143,6 +146,10 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             fix="Right only if training used it.",
             severity="warning",
         )
+
+
+def _check_residual(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """`cfg.residual`."""
     if config.get("norm_before_residual") is None:
         yield finding(
             "cfg.residual",
@@ -154,6 +161,10 @@ def _check_norms(config: Mapping[str, Any]) -> Iterator[Finding]:
             expected="true or false, as in training",
             fix="State it; the wrong value only shows as lower acceptance.",
         )
+
+
+def _check_tie(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """`cfg.tie`."""
     if config.get("tie_word_embeddings") is True:
         yield finding(
             "cfg.tie",

@@ -112,16 +112,17 @@ def check_metadata(case: Case) -> Iterator[Finding]:
         )
     trained = metadata.get("trained")
     if isinstance(trained, dict):
+        yield from _check_thinking(trained)
         yield from _check_trained(case, trained)
 
 
-def _check_trained(case: Case, trained: Mapping[str, Any]) -> Iterator[Finding]:
-    file = "metadata.json"
+def _check_thinking(trained: Mapping[str, Any]) -> Iterator[Finding]:
+    """`meta.thinking`."""
     thinking = trained.get("thinking")
     if thinking not in _THINKING:
         yield finding(
             "meta.thinking",
-            file,
+            "metadata.json",
             "the record does not say whether the training answers contain thinking",
             where="trained.thinking",
             found=thinking,
@@ -129,6 +130,10 @@ def _check_trained(case: Case, trained: Mapping[str, Any]) -> Iterator[Finding]:
             fix="Record it: acceptance differs several times between the modes.",
             severity="note" if thinking is None else None,
         )
+
+
+def _check_trained(case: Case, trained: Mapping[str, Any]) -> Iterator[Finding]:
+    """`meta.target`."""
     if case.target is None:
         return
     record = trained.get("target")
@@ -138,7 +143,7 @@ def _check_trained(case: Case, trained: Mapping[str, Any]) -> Iterator[Finding]:
         if theirs is not None and own is not None and theirs != own:
             yield finding(
                 "meta.target",
-                file,
+                "metadata.json",
                 f"the draft was trained for another target: its {what}"
                 f" {'are not those' if what == 'weights' else 'is not that'} of"
                 f" '{case.target.name}'",
@@ -175,6 +180,15 @@ def check_content(case: Case) -> Iterator[Finding]:
                 severity="warning",
             )
     names = {canonical_name(name): file for file, tensors in files.items() for name in tensors}
+    yield from _check_head(case, names)
+    yield from _check_embeddings(case, names)
+    yield from check_parameters(case)
+
+
+def _check_head(case: Case, names: Mapping[str, str]) -> Iterator[Finding]:
+    """`ten.lm_head`. names: canonical name -> file."""
+    files = case.scan.tensors_by_file
+    assert case.sizes is not None
     if files and "lm_head.weight" not in names and not case.sizes.has_draft_vocabulary:
         yield finding(
             "ten.lm_head",
@@ -186,6 +200,10 @@ def check_content(case: Case) -> Iterator[Finding]:
             fix="Right if training used the target's head; another engine may not borrow it.",
             severity="note" if _says_shared(case, "lm_head") else None,
         )
+
+
+def _check_embeddings(case: Case, names: Mapping[str, str]) -> Iterator[Finding]:
+    """`ten.embed`. names: canonical name -> file."""
     if "embed_tokens.weight" in names and not _says_shared(case, "embeddings"):
         yield finding(
             "ten.embed",
@@ -197,7 +215,6 @@ def check_content(case: Case) -> Iterator[Finding]:
             expected="no tensor: the target's embeddings are shared",
             fix="Leave it out unless it was trained; --deep with --target compares the values.",
         )
-    yield from check_parameters(case)
 
 
 def check_parameters(case: Case) -> Iterator[Finding]:

@@ -152,16 +152,45 @@ def _check_kind(name: str, status: os.stat_result) -> Iterator[Finding]:
         )
 
 
+def _find_code(name: str) -> Finding | None:
+    return _refuse("fs.code", name, "code is not part of a draft") if _CODE.search(name) else None
+
+
+def _find_pickle(name: str) -> Finding | None:
+    if not _PICKLE.search(name):
+        return None
+    message = "pickles, archives and other model formats are not accepted"
+    if name == "mask_embedding.pt":
+        fix = (
+            "Remove it, and put it into the row of the mask token in an embed_tokens.weight of the"
+            " draft's own: vLLM 0.31.0 reads it there without unpickling anything."
+        )
+        return _refuse("fs.pickle", name, message, fix=fix)
+    return _refuse("fs.pickle", name, message)
+
+
+def _find_second_quantization(name: str) -> Finding | None:
+    message = "quantization is declared in config.json only"
+    return _refuse("fs.quantjson", name, message) if _QUANT.match(name) else None
+
+
+def _find_tokenizer(name: str) -> Finding | None:
+    message = "the target's own tokenizer and settings are used"
+    return _refuse("fs.tokenizer", name, message) if _TOKENIZER.match(name) else None
+
+
+def _refuse(rule: str, name: str, message: str, fix: str = "") -> Finding:
+    fix = fix or f"Remove '{show_value(name)}'."
+    return finding(rule, name, message, found=name, expected="model files only", fix=fix)
+
+
 def _check_name(name: str, has_weights: bool) -> Iterator[Finding]:
+    """`fs.allow`, after the rules for files of one kind; an odd name breaks `fs.flat`."""
     remove = f"Remove '{show_value(name)}'."
-    for rule, pattern, message in (
-        ("fs.code", _CODE, "code is not part of a draft"),
-        ("fs.pickle", _PICKLE, "pickles, archives and other model formats are not accepted"),
-        ("fs.quantjson", _QUANT, "quantization is declared in config.json only"),
-        ("fs.tokenizer", _TOKENIZER, "the target's own tokenizer and settings are used"),
-    ):
-        if pattern.search(name) if rule in {"fs.code", "fs.pickle"} else pattern.match(name):
-            yield finding(rule, name, message, found=name, expected="model files only", fix=remove)
+    for look in (_find_code, _find_pickle, _find_second_quantization, _find_tokenizer):
+        found = look(name)
+        if found is not None:
+            yield found
             return
     if not _PLAIN_NAME.fullmatch(name) or (name.startswith(".") and name != ".gitattributes"):
         yield finding(
@@ -204,16 +233,9 @@ def _explain_name(name: str) -> str:
 
 
 def _check_content(path: Path, size: int) -> Iterator[Finding]:
+    """`fs.read`, and what the first bytes and the holes of a file tell."""
     name = path.name
-    if not name.endswith((".json", ".safetensors")) and size > _SMALL_BYTES:
-        yield finding(
-            "fs.size",
-            name,
-            f"is too large: {size:,} bytes",
-            found=f"{size:,} bytes",
-            expected=f"at most {_SMALL_BYTES:,} bytes",
-            fix="Shorten it.",
-        )
+    yield from _check_size(name, size)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:
@@ -233,6 +255,19 @@ def _check_content(path: Path, size: int) -> Iterator[Finding]:
         yield finding("fs.read", name, message, expected="a readable file", fix="Replace it.")
     finally:
         os.close(handle)
+
+
+def _check_size(name: str, size: int) -> Iterator[Finding]:
+    """`fs.size` of a file that is neither JSON nor weights; those have bounds of their own."""
+    if not name.endswith((".json", ".safetensors")) and size > _SMALL_BYTES:
+        yield finding(
+            "fs.size",
+            name,
+            f"is too large: {size:,} bytes",
+            found=f"{size:,} bytes",
+            expected=f"at most {_SMALL_BYTES:,} bytes",
+            fix="Shorten it.",
+        )
 
 
 def _check_sparse(name: str, handle: int, size: int) -> Iterator[Finding]:

@@ -35,10 +35,12 @@ def check_fit(case: Case) -> Iterator[Finding]:
             fix="A draft vocabulary is a part of the target's.",
         )
     if case.target is not None:
-        yield from _check_target(case.sizes, case.target)
+        yield from _check_width(case.sizes, case.target)
+        yield from _check_vocabulary(case.sizes, case.target)
 
 
-def _check_target(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
+def _check_width(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
+    """`cfg.hidden`."""
     if sizes.target_hidden_size != target.hidden_size:
         yield finding(
             "cfg.hidden",
@@ -50,6 +52,10 @@ def _check_target(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
             expected=str(target.hidden_size),
             fix="Point --target at the model the draft was trained for, or train for this one.",
         )
+
+
+def _check_vocabulary(sizes: Eagle3Sizes, target: TargetFacts) -> Iterator[Finding]:
+    """`cfg.vocab`."""
     if sizes.vocab_size != target.vocab_size:
         tokens = target.num_tokenizer_tokens
         rest = ", the rest is padding" if tokens and tokens < target.vocab_size else ""

@@ -104,53 +104,69 @@ def _is_compared(case: Case, name: str, num_compared: int) -> bool:
 
 def _check_one(file: str, name: str, tensor: TensorInfo, values: Measured) -> Iterator[Finding]:
     if values.num_bad:
-        yield finding(
-            "ten.finite",
-            file,
-            f"tensor '{name}' holds {values.num_bad} values that are NaN or infinite",
-            where=name,
-            found=values.num_bad,
-            expected="finite values",
-            fix="The training run diverged: export an earlier checkpoint.",
-        )
+        yield _tell_not_finite(file, name, values)
         return
     if values.num_over_fp16:
-        many = values.num_over_fp16
-        yield finding(
-            "ten.fp16",
-            file,
-            f"{many} value{'s' if many > 1 else ''} exceed{'' if many > 1 else 's'} the fp16 range"
-            f" 65504 (largest {values.largest:g})",
-            where=name,
-            found=f"{values.largest:g}",
-            expected="at most 65504 in size",
-            fix="Serve in bfloat16 only. Activations can overflow even where weights fit.",
-        )
+        yield _tell_over_fp16(file, name, values)
     if name.endswith(_SCALES):
         return  # equal or tiny by nature; their own rule looks at their sign
     is_matrix = len(tensor.shape) >= 2 and tensor.num_elements > 1
     # a norm of ones is fine, of zeros it lets nothing through; Qwen3.5's add one to what is stored
     is_zero_norm = name.endswith("norm.weight") and not name.startswith("mtp.")
     if values.is_constant and (is_matrix or (is_zero_norm and not values.largest)):
-        yield finding(
-            "ten.const",
-            file,
-            f"every value of '{name}' is the same",
-            where=name,
-            found=f"{values.largest:g}" if values.largest else "0",
-            expected="trained weights",
-            fix="The tensor was probably never trained or never filled.",
-        )
+        yield _tell_constant(file, name, values)
     elif not tensor.dtype.startswith("F8") and (values.rms > 100.0 or 0.0 < values.rms < 1e-6):
-        yield finding(
-            "ten.norm",
-            file,
-            f"the values of '{name}' have an unusual size (root mean square {values.rms:.3g})",
-            where=name,
-            found=f"{values.rms:.3g}",
-            expected="between 1e-6 and 100",
-            fix="Check the export's dtype and scale.",
-        )
+        yield _tell_size(file, name, values)
+
+
+def _tell_not_finite(file: str, name: str, values: Measured) -> Finding:
+    return finding(
+        "ten.finite",
+        file,
+        f"tensor '{name}' holds {values.num_bad} values that are NaN or infinite",
+        where=name,
+        found=values.num_bad,
+        expected="finite values",
+        fix="The training run diverged: export an earlier checkpoint.",
+    )
+
+
+def _tell_over_fp16(file: str, name: str, values: Measured) -> Finding:
+    many = values.num_over_fp16
+    return finding(
+        "ten.fp16",
+        file,
+        f"{many} value{'s' if many > 1 else ''} exceed{'' if many > 1 else 's'} the fp16 range"
+        f" 65504 (largest {values.largest:g})",
+        where=name,
+        found=f"{values.largest:g}",
+        expected="at most 65504 in size",
+        fix="Serve in bfloat16 only. Activations can overflow even where weights fit.",
+    )
+
+
+def _tell_constant(file: str, name: str, values: Measured) -> Finding:
+    return finding(
+        "ten.const",
+        file,
+        f"every value of '{name}' is the same",
+        where=name,
+        found=f"{values.largest:g}" if values.largest else "0",
+        expected="trained weights",
+        fix="The tensor was probably never trained or never filled.",
+    )
+
+
+def _tell_size(file: str, name: str, values: Measured) -> Finding:
+    return finding(
+        "ten.norm",
+        file,
+        f"the values of '{name}' have an unusual size (root mean square {values.rms:.3g})",
+        where=name,
+        found=f"{values.rms:.3g}",
+        expected="between 1e-6 and 100",
+        fix="Check the export's dtype and scale.",
+    )
 
 
 def _check_scale(file: str, name: str, tensor: TensorInfo, handle: int) -> Iterator[Finding]:
