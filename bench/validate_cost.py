@@ -102,7 +102,8 @@ def build_target(folder: Path) -> None:
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": layers,
     }
-    shapes = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden)}
+    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    shapes = dict.fromkeys(ends, (CONFIG["vocab_size"], hidden))
     for layer in range(layers):
         for name, shape in (
             ("self_attn.q_proj", (hidden, hidden)),
@@ -260,6 +261,7 @@ def main() -> None:
         **{
             kind: figures[kind]["times_sha256sum"] <= DEEP_SHARE
             and figures[kind]["peak_bytes"] <= DEEP_BYTES
+            and all(one["exit_code"] == 0 for one in figures["runs"][kind])
             for kind in ("deep", "deep_beside_target", "deep_fetched")
         },
         "hostile": figures["hostile"]["slowest_s"] <= HOSTILE_S
