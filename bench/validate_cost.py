@@ -7,7 +7,7 @@ beside a target of 64 layers with which every matrix is compared, and as a fetch
 hashes are taken again; a folder that means harm (headers of up to 16 MB in several forms) at most
 5 s and 150 MB. The large folder is an EAGLE-3 draft with embeddings of its own, real bytes on disk,
 read once before the clock runs (so both readers find it in the page cache), and removed. The
-target's 55 GB are a hole in its file: what is read of it are a few thousand values a matrix.
+target's 39 GB are a hole in its file: what is read of it are a few thousand values a matrix.
 Prints one JSON object; with --keep it also goes to bench/results/validate_cost.json.
 """
 

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ import pytest
 from contract_cases import CASES, Case, build_tensors_of, write_folder
 from contract_probe import CHILD
 
-from paceline.draft import find_variant
+from paceline.draft import FAMILIES, find_variant
+from paceline.draft.uncovered import (
+    SERVED_ARCHITECTURES,
+    SERVED_ENVELOPES,
+    SERVED_QUANTIZATIONS,
+)
 from paceline.target import read_target
 from paceline.validate import validate_draft
 
@@ -110,3 +116,20 @@ def test_the_names_that_vllm_reads_are_those_of_the_installed_one() -> None:
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stderr} run python scripts/write_config_names.py"
+
+
+def test_forms_without_a_contract_are_ones_that_vllm_knows() -> None:
+    """By its own registries, read as text: each name in `draft/uncovered.py` is one of them."""
+    root = Path(find_spec("vllm").origin).parent  # type: ignore[union-attr, arg-type]
+    registry = (root / "model_executor/models/registry.py").read_text()
+    named = set().union(*SERVED_ARCHITECTURES.values())
+    assert {name for name in named if f'"{name}"' not in registry} == set()
+    envelopes = (root / "transformers_utils/configs/speculators/algos.py").read_text()
+    assert all(f'@register_speculator("{kind}")' in envelopes for kind in SERVED_ENVELOPES)
+    methods = (root / "model_executor/layers/quantization/__init__.py").read_text()
+    assert all(f'"{method}"' in methods for method in SERVED_QUANTIZATIONS)
+    # and none that a contract here describes
+    described = {
+        name for family in FAMILIES.values() for v in family.variants for name in v.architectures
+    }
+    assert not named & described
