@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.draft.config import check_mask_token, copy_rope
+from paceline.draft.config import build_decoder_keys, check_mask_token, choose_draft_rows
 from paceline.errors import DraftError
 
 if TYPE_CHECKING:
@@ -86,42 +86,28 @@ def build_dflash_config(
             expected=f"ascending, unique ids from 1 to {top}",
             fix="vLLM sorts the ids, so another order would feed fc the wrong layers.",
         )
-    rows = target.vocab_size if draft_vocab_size is None else draft_vocab_size
-    heads = num_attention_heads or target.num_attention_heads
-    kv_heads = num_key_value_heads or target.num_key_value_heads
     check_mask_token(mask_token_id, target)
     window = sliding_window
-    checks: tuple[tuple[bool, str, object, str], ...] = (
-        (1 <= rows <= target.vocab_size, "draft_vocab_size", rows, f"1 to {target.vocab_size}"),
-        (heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of {heads} heads"),
-        (
-            window is None or window > num_speculative_tokens,
-            "sliding_window",
-            window,
-            f"more than a block of {num_speculative_tokens + 1} slots less one",
-        ),
-    )
-    for holds, key, found, expected in checks:
-        if not holds:
-            raise DraftError(f"{key} {found} cannot be used", where=key, expected=expected)
+    if window is not None and window <= num_speculative_tokens:
+        raise DraftError(
+            f"sliding_window {window} cannot be used",
+            where="sliding_window",
+            expected=f"more than a block of {num_speculative_tokens + 1} slots less one",
+        )
     config: dict[str, Any] = {
         "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": intermediate_size or target.intermediate_size,
-        "num_hidden_layers": num_hidden_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim or target.head_dim,
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": rows,
-        "max_position_embeddings": max_position_embeddings or target.max_position_embeddings,
-        "rms_norm_eps": target.rms_norm_eps,
-        "hidden_act": "silu",  # the only activation of vLLM's Qwen3 layer
-        "rope_parameters": copy_rope(target),
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "dtype": dtype,
+        **build_decoder_keys(
+            target,
+            model_type="qwen3",
+            num_hidden_layers=num_hidden_layers,
+            intermediate_size=intermediate_size,
+            num_attention_heads=num_attention_heads,
+            num_key_value_heads=num_key_value_heads,
+            head_dim=head_dim,
+            max_position_embeddings=max_position_embeddings,
+            dtype=dtype,
+        ),
+        "draft_vocab_size": choose_draft_rows(target, draft_vocab_size),
         "block_size": num_speculative_tokens + 1,
         "dflash_config": {
             "mask_token_id": mask_token_id,

@@ -246,7 +246,7 @@ def test_settings_that_contradict_are_refused(
         ("dflash", {"draft__aux_layer_ids": [0, 1, 2]}, "tapped layers"),
         ("dflash", {"draft__aux_layer_ids": [1, 2, 4]}, "names layer 4"),
         ("dflash", {"draft__sliding_window": 3}, "sliding_window 3"),
-        ("dflash", {"draft__num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ("dflash", {"draft__num_key_value_heads": 3}, "cannot share 3 key-value heads"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_step(

@@ -1,0 +1,337 @@
+"""EAGLE-3 for smollm2 by Paceline and by speculators 0.9.0: same rows, states, sizes, minutes.
+
+    python recipes/families/against_speculators.py --work WORK --speculators PYTHON
+    python recipes/families/against_speculators.py --work WORK --tiny --site FOLDER
+
+PYTHON is the interpreter of an environment with speculators==0.9.0 (--site: a folder of it and of
+hs-connectors to put on the path of this one instead). Stages, each kept in WORK: answer prompts;
+store the target's states once, and give both trainers the same numbers; train each for
+--train-minutes from those files (number of steps by a trial; its own default learning rate each,
+or --lr); serve both, theirs as the baseline, prompt by prompt in turn, which gives the ratio of
+acceptance lengths with its interval. Writes WORK/against_speculators.json. No network.
+
+Both drafts: one layer of the target's sizes, taps 2, 15, 27, a vocabulary of their own of --vocab
+tokens with its output matrix trained, K = 3 steps unrolled: the same trained tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.data import read_rows
+from paceline.draft import read_draft
+from paceline.records import build_provenance, read_json, read_jsonl, write_json
+from paceline.target import read_target
+from paceline.train import build_recipe, special_tokens, store_states, train_draft
+from paceline.train.features import load_frozen_target
+from paceline.train.vocabulary import choose_draft_tokens
+
+HERE = Path(__file__).resolve().parent
+LAYERS, K = (2, 15, 27), 3
+TARGET = "smollm2"
+
+
+def paceline(*words: object) -> None:
+    _run(sys.executable, "-c", "from paceline.cli import main; main()", *words)
+
+
+def _run(*words: object, env: dict[str, str] | None = None) -> None:
+    print("$", " ".join(map(str, words[:12])), flush=True)
+    subprocess.run([str(word) for word in words], check=True, env=env)
+
+
+# the same rows and states, in both formats
+
+
+def answer(args: argparse.Namespace) -> dict[str, Any]:
+    paceline(
+        *("data", "answer", "--prompts", f"train:{args.num_prompts}", "--target", TARGET),
+        *("--out", args.work / "data", "--max-tokens", args.answer_tokens),
+        *("--concurrency", args.concurrency, "--device", args.device),
+    )
+    return dict(read_json(args.work / "data" / "data.json")["counts"])
+
+
+def states(args: argparse.Namespace) -> dict[str, Any]:
+    """For speculators the last state comes before the final norm, which it applies itself."""
+    target, rows = read_target(TARGET), read_rows(args.work / "data")
+    began = time.monotonic()
+    plan = store_states(
+        args.work / "data",
+        target=target,
+        out_dir=args.work / "states",
+        aux_layer_ids=LAYERS,
+        dtype="bfloat16",
+        max_length=args.max_length,
+        device=args.device,
+    )
+    ours_s = time.monotonic() - began
+    write_speculators_data(args, rows)
+    return {"gigabytes": plan.num_bytes / 1e9, "tokens": sum(plan.lengths), "seconds": ours_s}
+
+
+def write_speculators_data(args: argparse.Namespace, rows: list[Any]) -> None:
+    """An arrow folder, hidden_states/hs_N.safetensors, and the maps of our own vocabulary."""
+    import numpy as np
+    from datasets import Dataset
+    from safetensors.torch import save_file
+
+    target, home = read_target(TARGET), args.work / "speculators"
+    shutil.rmtree(home, ignore_errors=True)
+    table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
+    place = torch.device(args.device)
+    frozen = load_frozen_target(target, device=place, dtype=torch.bfloat16)
+    before_norm: list[torch.Tensor] = []
+    frozen.backbone.norm.register_forward_pre_hook(lambda _, given: before_norm.append(given[0]))
+    for number, row in enumerate(rows):
+        ids = list(row.input_ids[: args.max_length])
+        mask = [any(a <= place < b for a, b in row.loss_spans) for place in range(len(ids))]
+        for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
+            table[key].append(value)
+        before_norm.clear()
+        found = frozen.features(torch.tensor([ids], device=place), LAYERS)
+        layers = [*found.taps_BTF[0].chunk(len(LAYERS), dim=-1), before_norm[0][0]]
+        hidden_states = torch.stack(layers, dim=1).cpu()
+        folder = home / "hidden_states"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {"hidden_states": hidden_states, "token_ids": torch.tensor(ids)},
+            folder / f"hs_{number}.safetensors",
+        )
+    Dataset.from_dict(table).with_format("torch").save_to_disk(str(home))
+    tokens = choose_draft_tokens(
+        rows,
+        draft_vocab_size=args.vocab,
+        vocab_size=target.vocab_size,
+        always=special_tokens(target),
+    )
+    ids_of = np.array(tokens)
+    np.save(home / f"d2t-{args.vocab}.npy", ids_of - np.arange(len(ids_of)))
+    known = np.zeros(target.vocab_size, dtype=bool)
+    known[ids_of] = True
+    np.save(home / f"t2d-{args.vocab}.npy", known)
+
+
+# training: steps by a trial, then the minutes
+
+
+def fill_minutes(
+    args: argparse.Namespace, run: Callable[[int, Path], list[dict[str, Any]]], at: Path
+) -> int:
+    """Steps that fill --train-minutes, by the later half of a trial."""
+    trial = at.with_name(at.name + "-trial")
+    shutil.rmtree(trial, ignore_errors=True)
+    steps = run(args.trial_steps, trial)
+    half = len(steps) // 2
+    seconds: float = (steps[-1]["ended"] - steps[half]["ended"]) / (len(steps) - 1 - half)
+    shutil.rmtree(trial, ignore_errors=True)
+    minutes: float = args.train_minutes
+    return max(len(steps), int(60.0 * minutes / seconds))
+
+
+def speed(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Real tokens a second, the first tenth of the steps (warm-up, compilation) left out."""
+    kept = steps[len(steps) // 10 :]
+    seconds = kept[-1]["ended"] - kept[0]["ended"]
+    return {
+        "num_steps": len(steps),
+        "tokens": sum(step["tokens"] for step in steps),
+        "wall_s": steps[-1]["ended"] - steps[0]["ended"],
+        "tokens_per_s": sum(step["tokens"] for step in kept[1:]) / seconds,
+    }
+
+
+def ours(args: argparse.Namespace) -> dict[str, Any]:
+    target = read_target(TARGET)
+    lengths = {row.row_id: len(row.input_ids) for row in read_rows(args.work / "data")}
+
+    def run(num_steps: int, out: Path) -> list[dict[str, Any]]:
+        steps: list[dict[str, Any]] = []
+        optim: dict[str, Any] = {
+            "lr": args.lr or 1e-3,
+            "num_steps": num_steps,
+            "warmup_steps": num_steps // 25,
+            "tokens_per_batch": args.tokens_per_batch,
+            "max_length": args.max_length,
+            "grad_clip": 0.5,
+            "checkpoint_steps": 500,
+            "feature_cache_bytes": args.cache_bytes,
+        }
+        shape = {"num_speculative_tokens": K, "aux_layer_ids": list(LAYERS)}
+        shape["draft_vocab_size"] = args.vocab
+        recipe = build_recipe(
+            {
+                "family": "eagle3",
+                "seed": 0,
+                "draft": shape,
+                "optim": optim,
+                "loss": {"soft": 1.0, "hard": 0.2, "position_weights": [1.0, 0.8, 0.64]},
+            }
+        )
+        for left in (out, out.with_name(out.name + ".checkpoint")):
+            shutil.rmtree(left, ignore_errors=True)
+        train_draft(
+            recipe,
+            target=target,
+            data_dir=args.work / "data",
+            out_dir=out,
+            device=args.device,
+            states_dir=args.work / "states",
+            on_progress=lambda p: steps.append(
+                {
+                    "step": p.step,
+                    "loss": p.loss,
+                    "tokens": sum(min(lengths[i], args.max_length) for i in p.row_ids),
+                    "ended": time.monotonic(),
+                }
+            ),
+        )
+        return steps
+
+    out = args.work / "ours"
+    return speed(run(fill_minutes(args, run, out), out))
+
+
+def theirs(args: argparse.Namespace) -> dict[str, Any]:
+    target = read_target(TARGET)
+    env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    if args.site:
+        env["PYTHONPATH"] = str(args.site)
+
+    def run(num_steps: int, out: Path) -> list[dict[str, Any]]:
+        shutil.rmtree(out, ignore_errors=True)
+        notes = out.with_name(out.name + ".jsonl")
+        notes.unlink(missing_ok=True)
+        on_cpu = args.device == "cpu"
+        words: list[object] = [args.speculators, HERE / "speculators_run.py", notes]
+        words += ["--on-cpu"] if on_cpu else []
+        words += ["--speculator-type", "eagle3", "--verifier-name-or-path", target.path]
+        words += ["--data-path", args.work / "speculators", "--on-missing", "raise"]
+        words += ["--save-path", out, "--log-dir", out.with_name(out.name + ".logs")]
+        words += ["--draft-vocab-size", args.vocab, "--target-layer-ids", *LAYERS]
+        words += ["--total-seq-len", args.tokens_per_batch, "--ttt-steps", K]
+        words += ["--train-data-ratio", "1.0", "--max-steps", num_steps, "--epochs", "1000"]
+        words += ["--scheduler-type", "cosine", "--scheduler-warmup-steps", num_steps // 25]
+        words += ["--num-workers", 0 if on_cpu else args.num_workers, "--seed", "0"]
+        words += ["--checkpoint-freq", "1000", "--no-resume-from-checkpoint"]
+        words += ["--draft-attn-impl", "eager"] if on_cpu else []
+        words += ["--loss-implementation", "eager"] if on_cpu else []
+        words += ["--lr", args.lr] if args.lr else []
+        _run(*words, env=env)
+        return list(read_jsonl(notes))
+
+    out = args.work / "theirs"
+    return speed(run(fill_minutes(args, run, out), out))
+
+
+# served
+
+
+def find_theirs(folder: Path) -> Path:
+    """The last checkpoint that speculators wrote."""
+    found = sorted(folder.rglob("config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        sys.exit(f"{folder}: speculators wrote no draft")
+    return found[-1].parent
+
+
+def serve(args: argparse.Namespace) -> dict[str, Any]:
+    """Theirs is the baseline: the ratio of acceptance lengths is ours to theirs, paired."""
+    theirs_dir, out = find_theirs(args.work / "theirs"), args.work / "run"
+    paceline(
+        *("eval", args.work / "ours", "--baseline", theirs_dir, "--target", TARGET),
+        *("--rules", "demo", "--prompts", args.prompts, "--max-tokens", args.max_tokens),
+        *("--out", out, "--device", args.device, "--k", K),
+    )
+    result = read_json(out / "result.json")
+    arms, drafts = result["arms"], {}
+    for name, path in (("ours", args.work / "ours"), ("theirs", theirs_dir)):
+        draft = read_draft(path)
+        drafts[name] = {"parameters": draft.num_parameters, "bytes": draft.files_bytes}
+    return {
+        "tau": {"ours": arms["candidate"]["tau"]["value"], "theirs": arms["baseline"]["tau"]},
+        "ratio": result["ratios"]["tau"],
+        "tensors": drafts,
+        "dtypes": {name: count_dtypes(args, name, theirs_dir) for name in drafts},
+        "replay": result.get("replay"),
+    }
+
+
+def count_dtypes(args: argparse.Namespace, name: str, theirs_dir: Path) -> dict[str, int]:
+    from paceline.safetensors_header import read_header
+
+    folder = args.work / "ours" if name == "ours" else theirs_dir
+    found: Counter[str] = Counter()
+    for path in folder.glob("*.safetensors"):
+        for info in read_header(path).tensors.values():
+            found[info.dtype] += 1
+    return dict(found)
+
+
+STAGES = {"answer": answer, "states": states, "ours": ours, "theirs": theirs, "serve": serve}
+
+
+def read_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path("runs/against-speculators"))
+    parser.add_argument("--speculators", default=sys.executable, help="its python")
+    parser.add_argument("--site", type=Path, help="a folder that holds it, for this python")
+    parser.add_argument("--stage", choices=[*STAGES], action="append", help="one or more; all")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--train-minutes", type=float, default=4.0)
+    parser.add_argument("--trial-steps", type=int, default=60)
+    parser.add_argument("--lr", type=float, help="for both; else each has its own default")
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--num-prompts", type=int, default=16_000)
+    parser.add_argument("--answer-tokens", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, default=512)
+    parser.add_argument("--max-length", type=int, default=512)
+    parser.add_argument("--tokens-per-batch", type=int, default=16_384)
+    parser.add_argument("--num-workers", type=int, default=12)
+    parser.add_argument("--cache-bytes", type=int, default=40 * 2**30)
+    parser.add_argument("--prompts", default="held-out")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, to try it: no result")
+    args = parser.parse_args()
+    if args.tiny:
+        args.device, args.train_minutes, args.vocab = "cpu", 0.05, 1024
+        args.num_prompts, args.answer_tokens, args.concurrency = 24, 24, 8
+        args.max_length, args.tokens_per_batch, args.max_tokens = 96, 512, 16
+        args.prompts, args.cache_bytes, args.trial_steps = "demo-eval", 2**30, 6
+    return args
+
+
+def main() -> None:
+    args = read_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    path = args.work / "against_speculators.json"
+    log: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for stage in args.stage or STAGES:
+        if stage in log and not args.stage:
+            continue
+        log[stage] = STAGES[stage](args)
+        log["provenance"] = build_provenance(seed=0)
+        write_json(path, log)
+        print(f"{stage}: {json.dumps(log[stage])[:400]}", flush=True)
+    if {"ours", "theirs", "serve"} <= set(log):
+        speeds = [log[name]["tokens_per_s"] for name in ("ours", "theirs")]
+        times = speeds[0] / speeds[1]
+        print(f"training: {speeds[0]:,.0f} against {speeds[1]:,.0f} tokens/s: {times:.2f}")
+        ratio = log["serve"]["ratio"]
+        print(f"acceptance length: {ratio['value']:.3f} ({ratio['low']} to {ratio['high']})")
+
+
+if __name__ == "__main__":
+    main()
