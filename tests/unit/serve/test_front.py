@@ -116,8 +116,9 @@ async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamRespon
     return web.json_response({"choices": [choice], "metrics": {"speculative_decoding": record}})
 
 
-def streaming(*parts: tuple[list[int], str, str | None], breaks: bool = False) -> Handler:
-    """Streams (ids, text, finish) as vLLM does; `breaks` ends the connection after them."""
+def streaming(*parts: tuple[list[int], str, str | None], end: str = "well") -> Handler:
+    """Streams (ids, text, finish) as vLLM does. end: well, broken (the connection), or told (the
+    error event of an engine that died)."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -127,7 +128,9 @@ def streaming(*parts: tuple[list[int], str, str | None], breaks: bool = False) -
             choice["prompt_token_ids"] = [1, 2]
             event = json.dumps({**CHUNK, "choices": [choice]})
             await response.write(f"data: {event}\n\n".encode())
-        if breaks:
+        if end == "told":
+            await response.write(b'data: {"error": {"message": "EngineCore", "code": 500}}\n\n')
+        if end == "broken":
             assert request.transport is not None
             request.transport.close()
         else:
@@ -223,6 +226,15 @@ def test_a_fault_of_a_living_server_is_the_request_s_own(play: Callable[..., Non
     play(scene, dies)
 
 
+def test_an_error_of_a_living_server_reaches_the_client(play: Callable[..., None]) -> None:
+    async def scene(world: World) -> None:
+        _, _, text = await world.post({"prompt": "x", "stream": True})
+        assert events(text)[-1]["error"]["message"] == "EngineCore"
+        assert len(world.asked) == 1
+
+    play(scene, streaming(([43], "I", None), end="told"))
+
+
 def test_a_request_that_every_server_is_lost_over_is_given_up(play: Callable[..., None]) -> None:
     async def scene(world: World) -> None:
         world.dead = {0, 1, 2, 3}
@@ -236,7 +248,8 @@ def test_a_request_that_every_server_is_lost_over_is_given_up(play: Callable[...
     play(scene, dies, dies, dies, answer)
 
 
-def test_a_stream_goes_on_where_it_was(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize("end", ["broken", "told", "well"])
+def test_a_stream_goes_on_where_it_was(end: str, play: Callable[..., None]) -> None:
     async def scene(world: World) -> None:
         world.dead = {0}
         body = {"prompt": "x", "stream": True, "max_tokens": 9, "temperature": 0}
@@ -248,7 +261,7 @@ def test_a_stream_goes_on_where_it_was(play: Callable[..., None]) -> None:
         assert world.count("paceline_streams_continued_total") == 1
 
     # ids of pocket's tokenizer: "I", "'m", " glad", " you"
-    first = streaming(([43], "I", None), breaks=True)
+    first = streaming(([43], "I", None), end=end)
     play(scene, first, streaming(([379, 1281, 302], "'m glad you", "length")))
 
 
@@ -262,7 +275,7 @@ def test_a_stream_that_cannot_go_on_says_so(play: Callable[..., None]) -> None:
         assert "cannot be continued exactly" in events(text)[-1]["error"]["message"]
         assert [number for number, _, _ in world.asked] == [0, 1]
 
-    held_back = streaming(([43, 379], "I'", None), breaks=True)  # "m" is held back for the stop
+    held_back = streaming(([43, 379], "I'", None), end="broken")  # "m" is held back for the stop
     play(scene, held_back, streaming(([1281], " glad", "stop")))
 
 
