@@ -148,6 +148,8 @@ def _group_by_file(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]
 
 def _explain(rule_id: str, as_json: bool, *, alone: bool) -> None:
     """Prints one row of the rule table, or all of them in short; as JSON in full."""
+    from rich.text import Text
+
     from paceline.errors import RulesError
     from paceline.validate import RULES, find_rule
 
@@ -171,7 +173,10 @@ def _explain(rule_id: str, as_json: bool, *, alone: bool) -> None:
         if rule.group != last:
             say(f"{chr(10) if last else ''}{rule.group}")
             last = rule.group
-        say(f"  {rule.rule_id:<16}{rule.severity:<9}{rule.summary}")
+        head = Text.assemble(
+            f"  {rule.rule_id:<16}", (f"{rule.severity:<9}", _STYLE[rule.severity])
+        )
+        print_hanging(head, rule.summary, indent=27)
 
 
 def _list_facts(rule: Rule) -> list[tuple[str, str]]:

@@ -39,8 +39,9 @@ def test_one_rule_is_explained() -> None:
 
 def test_all_rules_are_listed_in_groups() -> None:
     lines = run_command("validate", "--explain", "all").out.splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    listed = [line.split()[0] for line in lines if re.match(r"  \S", line)]
     assert listed == list(RULES)
+    assert max(map(len, lines)) <= 80
     assert {rule.group for rule in RULES.values()} <= set(lines)
 
 
@@ -157,10 +158,10 @@ def test_what_was_not_checked_is_named_rule_by_rule(tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "d")
     found = json.loads(run_command("validate", folder, "--json").out)["findings"]
     told = {item["where"]: item["message"] for item in found if item["rule"] == "not.checked"}
-    assert set(told) == {"--target", "--rules", "--deep", "--run"}
+    assert set(told) == {"--target", "--rules", "--deep", "--run", "paceline fetch"}
     for rule in RULES.values():
         for name in (*rule.needs, *rule.partly):
-            assert rule.rule_id in told[f"--{name}"]
+            assert rule.rule_id in told[name_input(name)]
 
 
 def test_rules_of_another_target_are_said(tmp_path: Path) -> None:
