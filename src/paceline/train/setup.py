@@ -16,7 +16,7 @@ from paceline.target import TargetFacts
 from paceline.train.batches import cut_rows
 from paceline.train.families.eagle3_weights import load_draft_tensors, start_from_draft
 from paceline.train.families.module import DraftModule
-from paceline.train.families.table import Start, get_family
+from paceline.train.families.table import Start, get_family, start_module
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
 from paceline.train.stored import StoredStates
@@ -99,9 +99,9 @@ class Setup:
             frozen=frozen,
             draft_tokens=self.draft_tokens,
         )
-        if source in family.starts:
-            return module, family.starts[source](module, start)
-        family.starts["random"](module, start)
+        taken = start_module(family, module, start)
+        if source in INIT_WORDS:
+            return module, taken
         start_from_draft(module, read_draft(resolve_draft(source)))
         return module, sorted(module.state_dict())
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from tiny import make_data, make_recipe
 from toy_hybrid import make_toy_hybrid
+from whole_room import require_learnt, require_replay_agrees, train_and_watch
 
 from paceline.draft import (
-    Draft,
     build_dflash_config,
     drafts_in_parallel,
     read_dflash_attention,
@@ -20,8 +20,7 @@ from paceline.draft import (
 )
 from paceline.errors import PacelineError, RecipeError
 from paceline.target import TargetFacts, read_target
-from paceline.train import Recipe, read_recipe, replay_draft, train_draft
-from paceline.train.entry import simulate_draft
+from paceline.train import Recipe, read_recipe, train_draft
 from paceline.train.families.dflash import build_module
 from paceline.train.families.dflash_weights import start_dflash_from_target
 from paceline.train.features import load_frozen_target
@@ -58,30 +57,14 @@ def build(kind: str, **changes: Any) -> Recipe:
     return make_recipe(**{**KINDS[kind], **changes})
 
 
-def run(
-    recipe: Recipe, target: TargetFacts, data_dir: Path, out: Path, **settings: Any
-) -> tuple[Draft, list[float]]:
-    losses: list[float] = []
-    draft = train_draft(
-        recipe,
-        target=target,
-        data_dir=data_dir,
-        out_dir=out,
-        device="cpu",
-        on_progress=lambda p: losses.append(p.loss),
-        **settings,
-    )
-    return draft, losses
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_the_folder_is_the_contracts(
     kind: str, target: TargetFacts, data_dir: Path, tmp_path: Path
 ) -> None:
-    draft, losses = run(
+    draft, losses = train_and_watch(
         build(kind, optim__num_steps=60, optim__lr=3e-3), target, data_dir, tmp_path / "draft"
     )
-    assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
+    require_learnt(losses, share=0.85)
     again = read_draft(draft.path)
     assert again.tensors.keys() == draft.tensors.keys()
     trained = again.metadata["trained"]
@@ -105,7 +88,9 @@ def test_replay_of_simulated_steps_agrees_with_itself(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    draft, _ = run(build(kind, optim__num_steps=40), target, data_dir, tmp_path / "draft")
+    draft, _ = train_and_watch(
+        build(kind, optim__num_steps=40), target, data_dir, tmp_path / "draft"
+    )
     model = AutoModelForCausalLM.from_pretrained(str(target.path), dtype=torch.float32)
     texts = []
     for prompt in ([5, 9, 17, 30], [8, 3, 44]):
@@ -113,15 +98,7 @@ def test_replay_of_simulated_steps_agrees_with_itself(
             torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None
         )[0].tolist()
         texts.append((prompt, full[len(prompt) :]))
-    steps = simulate_draft(draft, target, texts, dtype="float32")
-    replay = replay_draft(
-        draft,
-        target,
-        [(p, o, s) for (p, o), s in zip(texts, steps, strict=True)],
-        dtype="float32",
-    )
-    assert replay.num_steps > 10
-    assert replay.num_agree == replay.num_steps
+    require_replay_agrees(draft, target, texts, min_steps=11)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "parallel"])
@@ -129,7 +106,7 @@ def test_resume_with_anchors_is_bit_identical(
     kind: str, target: TargetFacts, data_dir: Path, tmp_path: Path
 ) -> None:
     recipe = build(kind, optim__anchors_per_row=4)
-    straight, whole = run(recipe, target, data_dir, tmp_path / "a")
+    straight, whole = train_and_watch(recipe, target, data_dir, tmp_path / "a")
     steps = 0
 
     def die(progress: Any) -> None:
@@ -141,11 +118,11 @@ def test_resume_with_anchors_is_bit_identical(
     settings: dict[str, Any] = {"target": target, "data_dir": data_dir, "device": "cpu"}
     with pytest.raises(RuntimeError, match="killed"):
         train_draft(recipe, out_dir=tmp_path / "b", on_progress=die, **settings)
-    resumed, after = run(recipe, target, data_dir, tmp_path / "b", resume=True)
+    resumed, after = train_and_watch(recipe, target, data_dir, tmp_path / "b", resume=True)
     assert after == whole[10:]
     one, other = (load_file(str(d.path / "model.safetensors")) for d in (straight, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    dense, _ = run(build(kind), target, data_dir, tmp_path / "c")
+    dense, _ = train_and_watch(build(kind), target, data_dir, tmp_path / "c")
     every = load_file(str(dense.path / "model.safetensors"))
     assert not torch.equal(one["fc.weight"], every["fc.weight"])
 
@@ -153,9 +130,9 @@ def test_resume_with_anchors_is_bit_identical(
 def test_a_draft_goes_on_from_another_of_its_shape(
     target: TargetFacts, data_dir: Path, tmp_path: Path
 ) -> None:
-    first, _ = run(build("dflash"), target, data_dir, tmp_path / "first")
+    first, _ = train_and_watch(build("dflash"), target, data_dir, tmp_path / "first")
     again = build("dflash", init__from=str(first.path), optim__num_steps=1, optim__lr=1e-9)
-    second, _ = run(again, target, data_dir, tmp_path / "second")
+    second, _ = train_and_watch(again, target, data_dir, tmp_path / "second")
     one, other = (load_file(str(d.path / "model.safetensors")) for d in (first, second))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor.float(), other[name].float(), rtol=1e-2, atol=1e-6)
@@ -258,5 +235,5 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(PacelineError, match=word):
-        run(build(kind, **changes), target, data_dir, tmp_path / "draft")
+        train_and_watch(build(kind, **changes), target, data_dir, tmp_path / "draft")
     assert list(tmp_path.iterdir()) == []

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import VOCAB, make_recipe
+from whole_room import require_learnt, require_replay_agrees, train_and_watch
 
 from paceline.draft import build_draft_model_config, read_draft
 from paceline.errors import DraftError, RecipeError
 from paceline.target import TargetFacts
-from paceline.train import Recipe, build_recipe, replay_draft, train_draft
-from paceline.train.entry import simulate_draft
+from paceline.train import Recipe, build_recipe, train_draft
 from paceline.train.families.draft_model import build_module
 from paceline.train.families.draft_model_weights import spread_layers
 
@@ -99,31 +99,15 @@ def test_every_step_is_transformers_own_greedy_step(kind: str, tied: bool, bias:
 def test_trained_written_read_back_and_replayed(
     target: TargetFacts, data_dir: Path, tmp_path: Path, draft: dict[str, Any]
 ) -> None:
-    losses: list[float] = []
-    found = train_draft(
-        recipe(draft=draft),
-        target=target,
-        data_dir=data_dir,
-        out_dir=tmp_path / "d",
-        device="cpu",
-        on_progress=lambda p: losses.append(p.loss),
-    )
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    found, losses = train_and_watch(recipe(draft=draft), target, data_dir, tmp_path / "d")
+    require_learnt(losses, share=0.8)
     again = read_draft(found.path)
     assert again.config["architectures"] == ["LlamaForCausalLM"]
     assert ("lm_head.weight" in again.tensors) == bool(draft)
     taken = again.metadata["trained"]["started_from"]["tensors"]
     assert taken == ([] if draft else ["model.embed_tokens.weight", "model.norm.weight"])
     assert again.metadata["trained"]["recipe"]["loss"]["position_weights"] == [1.0]
-    texts = [([5, 9, 17, 30], list(range(20, 40))), ([8, 3, 44], [7, 9, 11, 13, 15])]
-    walked = simulate_draft(again, target, texts, dtype="float32")
-    replay = replay_draft(
-        again,
-        target,
-        [(p, o, took) for (p, o), took in zip(texts, walked, strict=True)],
-        dtype="float32",
-    )
-    assert replay.num_agree == replay.num_steps > 0
+    require_replay_agrees(again, target)
 
 
 def test_an_untrained_cut_is_the_targets_layers(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import VOCAB, make_recipe
+from whole_room import require_learnt, require_replay_agrees, train_and_watch
 
 from paceline.draft import build_medusa_config, read_draft
 from paceline.errors import DraftError, RecipeError
 from paceline.target import TargetFacts
-from paceline.train import Recipe, replay_draft, train_draft
-from paceline.train.entry import simulate_draft
+from paceline.train import Recipe, train_draft
 from paceline.train.families.medusa import Medusa, build_module
 from paceline.train.families.medusa_weights import start_medusa_random
 
@@ -98,17 +98,9 @@ def test_a_cut_vocabulary_and_a_scale_are_refused() -> None:
 def test_trained_written_read_back_and_replayed(
     target: TargetFacts, data_dir: Path, tmp_path: Path, draft: dict[str, Any]
 ) -> None:
-    losses: list[float] = []
-    found = train_draft(
-        recipe(draft=draft),
-        target=target,
-        data_dir=data_dir,
-        out_dir=tmp_path / "d",
-        device="cpu",
-        on_progress=lambda p: losses.append(p.loss),
-    )
+    found, losses = train_and_watch(recipe(draft=draft), target, data_dir, tmp_path / "d")
     # the rows are random: what follows the next token can only be learnt as a habit
-    assert sum(losses[-5:]) < 0.92 * sum(losses[:5])
+    require_learnt(losses, share=0.92)
     again = read_draft(found.path)
     assert again.family == "medusa"
     assert again.config["num_heads"] == 3
@@ -121,15 +113,7 @@ def test_trained_written_read_back_and_replayed(
         is_kept = torch.equal(tensors[name], own.to(torch.bfloat16))
         assert is_kept == (not draft.get("trains_head", True))
     assert sorted(again.metadata["trained"]["started_from"]["tensors"]) == sorted(names)
-    texts = [([5, 9, 17, 30], list(range(20, 40))), ([8, 3, 44], [7, 9, 11, 13, 15])]
-    walked = simulate_draft(again, target, texts, dtype="float32")
-    replay = replay_draft(
-        again,
-        target,
-        [(p, o, took) for (p, o), took in zip(texts, walked, strict=True)],
-        dtype="float32",
-    )
-    assert replay.num_agree == replay.num_steps > 0
+    require_replay_agrees(again, target)
 
 
 def test_the_start_says_the_targets_next_token(

@@ -110,11 +110,12 @@ def test_hash_is_of_the_settings() -> None:
 
 
 _RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*/*.toml"))
+_OTHERS = ("forecast", "adaptfm")  # plans of runs by shape, settings of systems
 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in _RECIPES if path.parent.name != "forecast"],  # plans of runs by shape
+    [path for path in _RECIPES if path.parent.name not in _OTHERS],
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_recipes_of_this_repository_are_recipes(path: Path) -> None:

@@ -44,16 +44,15 @@ def start_random(module: DraftModule, seed: int) -> None:
 
 
 def start_from_target(
-    module: Eagle3, frozen: FrozenTarget, *, seed: int, draft_tokens: Sequence[int] | None
+    module: Eagle3, frozen: FrozenTarget, *, draft_tokens: Sequence[int] | None
 ) -> list[str]:
-    """Random weights, then whatever of the target fits; names of the tensors taken from it.
+    """Whatever of the target fits goes over drawn weights; names of the tensors taken from it.
 
     Taken: the final norm, head rows of the draft tokens, and the last layer's MLP, norms, output
     projection and (for the half that reads the features) query, key and value projections. `fc`
     passes the top tap through and mixes the others in from random, so the first features are states
     the last layer knows.
     """
-    start_random(module, seed)
     taken: list[str] = []
     last = frozen.backbone.layers[-1]
     source: dict[str, Tensor] = {"norm.weight": frozen.backbone.norm.weight}

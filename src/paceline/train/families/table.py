@@ -36,7 +36,7 @@ from paceline.train.features import FrozenTarget
 from paceline.train.recipe import Recipe
 from paceline.train.vocabulary import offsets
 
-__all__ = ["FAMILIES", "Family", "Start", "get_family"]
+__all__ = ["FAMILIES", "Family", "Start", "get_family", "start_module"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,17 @@ class Family:
     """One family.
 
     build_config: config.json for a recipe and a target, every size stated. build_module: the module
-    of such a config. tapped_layers: the target's layers that it reads, ascending; none means the
-    state after the final norm. starts: what `init.from` may say beside a draft folder; each fills
-    the module and answers the names of the tensors taken from elsewhere.
+    of such a config. draw: fills the module at random, by a seed. starts: what else `init.from` may
+    say beside a draft folder; each goes on from drawn weights and answers the names of the tensors
+    taken from elsewhere. finish: what every start ends with. tapped_layers: the target's layers
+    that it reads, ascending; none means the state after the final norm.
     """
 
     build_config: Callable[[Recipe, TargetFacts], dict[str, Any]]
     build_module: Callable[[Mapping[str, Any]], DraftModule]
+    draw: Callable[[Any, int], None]
     starts: Mapping[str, Callable[[Any, Start], list[str]]]
+    finish: Callable[[Any, Start], None] = lambda module, start: None
     tapped_layers: Callable[[Mapping[str, Any]], tuple[int, ...]] = lambda config: ()
 
 
@@ -76,6 +79,16 @@ def get_family(name: str) -> Family:
             f"family '{name}' cannot be trained or replayed", expected=f"one of {list(FAMILIES)}"
         )
     return FAMILIES[name]
+
+
+def start_module(family: Family, module: DraftModule, start: Start) -> list[str]:
+    """First weights as `init.from` says, drawn ones for a draft folder that fills them next; the
+    names of the tensors taken from elsewhere."""
+    source = start.recipe.init.from_
+    family.draw(module, start.seed)
+    taken = family.starts[source](module, start) if source in family.starts else []
+    family.finish(module, start)
+    return taken
 
 
 def _choose_taps(recipe: Recipe, target: TargetFacts) -> tuple[int, ...]:
@@ -91,33 +104,10 @@ def _choose_taps(recipe: Recipe, target: TargetFacts) -> tuple[int, ...]:
     return ids
 
 
-def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
-    shape = recipe.draft
-    return build_eagle3_config(
-        target,
-        aux_layer_ids=_choose_taps(recipe, target),
-        draft_vocab_size=shape.draft_vocab_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        norm_before_residual=shape.norm_before_residual,
-        mask_token_id=shape.mask_token_id,
-    )
-
-
-def _eagle3_start(module: eagle3.Eagle3, start: Start) -> list[str]:
-    taken = eagle3_weights.start_from_target(
-        module, start.frozen, seed=start.seed, draft_tokens=start.draft_tokens
-    )
-    _name_tokens(module, start)
-    return taken
-
-
-def _eagle3_random(module: eagle3.Eagle3, start: Start) -> list[str]:
-    eagle3_weights.start_random(module, start.seed)
-    _name_tokens(module, start)
-    return []
+def _sizes(recipe: Recipe) -> dict[str, Any]:
+    """Of a decoder layer; None is the target's."""
+    names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return {name: getattr(recipe.draft, name) for name in names}
 
 
 def _name_tokens(module: eagle3.Eagle3 | dflash.Dflash, start: Start) -> None:
@@ -125,60 +115,58 @@ def _name_tokens(module: eagle3.Eagle3 | dflash.Dflash, start: Start) -> None:
         module.d2t = torch.tensor(offsets(start.draft_tokens), dtype=torch.int64)
 
 
+def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
+    return build_eagle3_config(
+        target,
+        aux_layer_ids=_choose_taps(recipe, target),
+        draft_vocab_size=recipe.draft.draft_vocab_size,
+        norm_before_residual=recipe.draft.norm_before_residual,
+        mask_token_id=recipe.draft.mask_token_id,
+        **_sizes(recipe),
+    )
+
+
+def _eagle3_start(module: eagle3.Eagle3, start: Start) -> list[str]:
+    return eagle3_weights.start_from_target(module, start.frozen, draft_tokens=start.draft_tokens)
+
+
+def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
+
+
 def _mtp_start(module: mtp.Mtp, start: Start) -> list[str]:
     return mtp_weights.start_from_native(module, start.target)
 
 
-def _mtp_random(module: mtp.Mtp, start: Start) -> list[str]:
-    mtp_weights.start_mtp_random(module, start.seed)
-    return []
-
-
 def _medusa_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
-    shape = recipe.draft
     return build_medusa_config(
         target,
-        num_heads=shape.num_speculative_tokens,
-        num_layers=shape.num_layers or 1,
-        one_head=shape.one_head,
+        num_heads=recipe.draft.num_speculative_tokens,
+        num_layers=recipe.draft.num_layers or 1,
+        one_head=recipe.draft.one_head,
     )
 
 
 def _medusa_start(module: medusa.Medusa, start: Start) -> list[str]:
-    taken = medusa_weights.start_medusa_from_target(module, start.frozen)
-    if not start.recipe.draft.trains_head:
-        module.freeze_output()
-    return taken
+    return medusa_weights.start_medusa_from_target(module, start.frozen)
 
 
-def _medusa_random(module: medusa.Medusa, start: Start) -> list[str]:
-    medusa_weights.start_medusa_random(module, start.seed)
+def _medusa_finish(module: medusa.Medusa, start: Start) -> None:
     if not start.recipe.draft.trains_head:
         module.freeze_output()
-    return []
 
 
 def _draft_model_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
-    shape = recipe.draft
     return build_draft_model_config(
         target,
-        num_layers=shape.num_layers or 1,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        own_head=shape.own_head,
+        num_layers=recipe.draft.num_layers or 1,
+        hidden_size=recipe.draft.hidden_size,
+        own_head=recipe.draft.own_head,
+        **_sizes(recipe),
     )
 
 
-def _draft_model_random(module: draft_model.DraftModel, start: Start) -> list[str]:
-    draft_model_weights.start_draft_model_random(module, start.seed)
-    return []
-
-
 def _draft_model_start(module: draft_model.DraftModel, start: Start) -> list[str]:
-    _draft_model_random(module, start)
     return draft_model_weights.take_ends(module, start.frozen)
 
 
@@ -204,66 +192,56 @@ def _dflash_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
         num_speculative_tokens=shape.num_speculative_tokens,
         num_hidden_layers=shape.num_layers or 1,
         draft_vocab_size=shape.draft_vocab_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
         causal=shape.causal,
         sliding_window=shape.sliding_window,
+        **_sizes(recipe),
     )
 
 
 def _dflash_start(module: dflash.Dflash, start: Start) -> list[str]:
-    _dflash_random(module, start)
     return dflash_weights.start_dflash_from_target(
         module, start.frozen, draft_tokens=start.draft_tokens
     )
-
-
-def _dflash_random(module: dflash.Dflash, start: Start) -> list[str]:
-    eagle3_weights.start_random(module, start.seed)
-    _name_tokens(module, start)
-    return []
 
 
 def _dflash_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(read_dflash_layer_ids(config) or ())
 
 
-def _eagle3_taps(config: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(config.get("eagle_aux_hidden_state_layer_ids") or ())
-
-
 FAMILIES: dict[str, Family] = {
     "eagle3": Family(
         build_config=_eagle3_config,
         build_module=eagle3.build_module,
-        starts={"target": _eagle3_start, "random": _eagle3_random},
+        draw=eagle3_weights.start_random,
+        starts={"target": _eagle3_start},
+        finish=_name_tokens,
         tapped_layers=_eagle3_taps,
     ),
     "mtp": Family(
         build_config=lambda recipe, target: build_mtp_config(target),
         build_module=mtp.build_module,
-        starts={"target": _mtp_start, "random": _mtp_random},
+        draw=mtp_weights.start_mtp_random,
+        starts={"target": _mtp_start},
     ),
     "medusa": Family(
         build_config=_medusa_config,
         build_module=medusa.build_module,
-        starts={"target": _medusa_start, "random": _medusa_random},
+        draw=medusa_weights.start_medusa_random,
+        starts={"target": _medusa_start},
+        finish=_medusa_finish,
     ),
     "draft_model": Family(
         build_config=_draft_model_config,
         build_module=draft_model.build_module,
-        starts={
-            "target": _draft_model_start,
-            "random": _draft_model_random,
-            "target-layers": _draft_model_cut,
-        },
+        draw=draft_model_weights.start_draft_model_random,
+        starts={"target": _draft_model_start, "target-layers": _draft_model_cut},
     ),
     "dflash": Family(
         build_config=_dflash_config,
         build_module=dflash.build_module,
-        starts={"target": _dflash_start, "random": _dflash_random},
+        draw=eagle3_weights.start_random,
+        starts={"target": _dflash_start},
+        finish=_name_tokens,
         tapped_layers=_dflash_taps,
     ),
 }
