@@ -13,6 +13,7 @@ from paceline.train.families.module import DraftModule
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
