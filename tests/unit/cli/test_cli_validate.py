@@ -15,6 +15,7 @@ from builders import REMOVE, build_draft
 from command_line import PACELINE, run_command
 
 from paceline.validate import RULES, render_junit, validate_draft
+from paceline.validate.rules import name_input
 
 
 @pytest.fixture(scope="module")
