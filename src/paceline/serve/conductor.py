@@ -195,6 +195,8 @@ class Conductor:
             self._spawn(self._notify())
 
     def _lose(self, back: Back, what: str) -> None:
+        if back.is_lost:  # noticed by several requests at once
+            return
         back.is_lost = True
         self.metrics.lost.inc()
         if back is self.current:
