@@ -54,7 +54,8 @@ def main() -> None:
 
 def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
     target = read_target("pocket")
-    questions = build_questions(target, options.requests // 8, max_tokens=options.max_tokens)
+    count = min(options.requests // 8, 300)
+    questions = build_questions(target, count, max_tokens=options.max_tokens)
     # pocket accepts about 2.5 tokens a step: no draft of K = 3 keeps 3.9 for long
     more = {
         "weak": ("--min-acceptance", "3.9", "--window", "1500"),
