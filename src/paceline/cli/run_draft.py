@@ -56,6 +56,9 @@ def add_run(
         return _with_unreached(
             report, [], list_unchecked("run")[0], "it has errors", "Correct them first."
         )
+    if any(item.rule == "cfg.contract" for item in report.findings):
+        rest = list_unchecked("run")[0]
+        return _with_unreached(report, [], rest, "it has no contract here", "See cfg.contract.")
     draft = read_draft(folder)
     rules = rules or read_rules(_DEFAULT_RULES)
     context_tokens = rules.limits.context_tokens

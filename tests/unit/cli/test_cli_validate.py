@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from builders import REMOVE, build_draft
 from command_line import PACELINE, run_command
+from envelopes import build_envelope
 
 from paceline.validate import RULES, render_junit, validate_draft
 from paceline.validate.rules import name_input
@@ -171,3 +172,13 @@ def test_rules_of_another_target_are_said(tmp_path: Path) -> None:
     assert "rules emc2-2027 are for target Qwen3.8-27B" in " ".join(done.out.split())
     same = run_command("validate", folder, "--target", "smollm2", "--rules", "demo")
     assert "rules.target" not in same.out
+
+
+def test_what_has_no_contract_is_not_started(tmp_path: Path) -> None:
+    folder = build_envelope(tmp_path / "d", speculators_model_type="dspark")
+    done = run_command("validate", folder, "--target", "smollm2", "--run", "--json")
+    done.require(0)
+    found = json.loads(done.out)["findings"]
+    assert any(
+        "not looked at, because it has no contract here" in item["message"] for item in found
+    )
