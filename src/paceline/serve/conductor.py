@@ -298,7 +298,7 @@ class Conductor:
         if back.plan.method == "none" or text is None:
             return
         self.watch.read(read_counters(text))
-        for name, window in (("all", self.watch.overall), *self.watch.categories.items()):
+        for name, window in (("*", self.watch.overall), *self.watch.categories.items()):
             if window.acceptance_length is not None:
                 self.metrics.length.labels(name).set(window.acceptance_length)
         minimum = self.operation.min_acceptance

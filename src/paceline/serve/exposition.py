@@ -69,7 +69,7 @@ class FrontMetrics:
         )
         self.length = Gauge(
             "paceline_acceptance_length",
-            "1 + accepted / steps over the last steps, bonus token included.",
+            "1 + accepted / steps over the last steps, bonus token included; * is all.",
             ["category"],
             registry=self.registry,
         )

@@ -125,17 +125,13 @@ class Front:
         return None
 
     async def _answer(self, request: web.Request) -> tuple[web.StreamResponse, str, Any]:
-        from aiohttp import web
-
         data = await request.read()
         if request.path in _GENERATING:
             body = _read_body(data)
             if body is not None and body.get("stream"):
                 return await relay_stream(self.conductor, request, body, self._tokenizer_path)
         whole = await ask_whole(self.conductor, request.method, request.path, request.headers, data)
-        headers = {"Content-Type": whole.content_type}
-        response = web.Response(status=whole.status, body=whole.body, headers=headers)
-        return response, "answered" if whole.status < 500 else "failed", whole.speculation
+        return whole.build_response(), whole.outcome, whole.speculation
 
 
 def _read_body(data: bytes) -> dict[str, Any] | None:
@@ -144,7 +140,9 @@ def _read_body(data: bytes) -> dict[str, Any] | None:
         body = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return body if isinstance(body, dict) else None
+    if not isinstance(body, dict) or not isinstance(body.get("stream_options") or {}, dict):
+        return None
+    return body
 
 
 def _error(status: int, message: str, *, retry_s: int | None = None) -> web.Response:

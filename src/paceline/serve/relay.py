@@ -41,6 +41,16 @@ class Whole:
     body: bytes
     speculation: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def outcome(self) -> str:
+        return "answered" if self.status < 500 else "failed"
+
+    def build_response(self) -> web.Response:
+        from aiohttp import web
+
+        headers = {"Content-Type": self.content_type}
+        return web.Response(status=self.status, headers=headers, body=self.body)
+
 
 async def ask_whole(
     conductor: Conductor, method: str, path: str, headers: Mapping[str, str], data: bytes
@@ -98,7 +108,9 @@ async def relay_stream(
 
     chat = request.path.endswith("/chat/completions")
     stream = Stream(body, chat=chat, max_model_len=conductor.max_model_len)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
     why = str(GaveUp())
     for number in range(_MAX_ASKS):
         back = await conductor.acquire()
@@ -131,7 +143,7 @@ async def relay_stream(
             why = _BROKEN
             break
         if isinstance(outcome, Whole):
-            return _plain_response(outcome), _outcome(outcome), ()
+            return outcome.build_response(), outcome.outcome, ()
         for event in stream.last_events():
             await _write(response, request, event)
         await _write(response, request, None)
@@ -173,17 +185,6 @@ async def _relay_events(
     if not stream.is_finished:
         raise LostStream("ended early")
     return "answered"
-
-
-def _plain_response(whole: Whole) -> web.Response:
-    from aiohttp import web
-
-    headers = {"Content-Type": whole.content_type}
-    return web.Response(status=whole.status, headers=headers, body=whole.body)
-
-
-def _outcome(whole: Whole) -> str:
-    return "answered" if whole.status < 500 else "failed"
 
 
 async def _write(
