@@ -8,7 +8,7 @@ rounding of its matrix products.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from paceline.train.checkpoint import save_tensors
 from paceline.train.features import TextFeatures, load_frozen_target
 from paceline.train.vetting import require_described, require_known_tokens, require_same_target
 
-__all__ = ["StoredStates", "store_states"]
+__all__ = ["StatesRun", "StoredStates", "store_states"]
+
+StatesRun = Callable[[Sequence[Row]], Iterable[Tensor]]
 
 
 def store_states(
@@ -38,14 +40,17 @@ def store_states(
     max_length: int,
     device: str | None = None,
     file_bytes: int | None = None,
+    run: StatesRun | None = None,
     on_plan: Callable[[StatesPlan, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> StatesPlan:
     """Writes the states of every row; the same call on an unfinished folder goes on.
 
-    on_plan: told the plan and the bytes to come, before the target is loaded. on_progress: rows
-    done, rows in all. Raises DataError, StorageError (also where the disk cannot hold them, before
-    the first token) and TargetError.
+    run: what reads rows in place of the target through transformers, such as an engine: for each
+    row [tokens, width], its layers and last state side by side. on_plan: told the plan and the
+    bytes to come, before the target is loaded. on_progress: rows done, rows in all. Raises
+    DataError, StorageError (also where the disk cannot hold them, before the first token) and
+    TargetError.
     """
     data_dir, out_dir = Path(data_dir), Path(out_dir)
     record, rows = read_data_record(data_dir), read_rows(data_dir)
@@ -68,17 +73,14 @@ def store_states(
         on_plan(plan, to_come)
     waiting = [(name, numbers) for name, numbers in plan.files if not (out_dir / name).exists()]
     if waiting:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        frozen = load_frozen_target(target, device=place, dtype=getattr(torch, dtype))
+        run = run or _run_target(target, plan, device)
         done = len(rows) - sum(len(numbers) for _, numbers in waiting)
         for name, numbers in waiting:
+            asked = [rows[number] for number in numbers]
             tensors: dict[str, Tensor] = {}
-            for number in numbers:
-                ids = rows[number].input_ids[:max_length]
-                found = frozen.features(torch.tensor([ids], device=place), plan.aux_layer_ids)
-                taps = [found.taps_BTF] if plan.aux_layer_ids else []
-                tensors[str(number)] = torch.cat([*taps, found.final_BTD], -1)[0].cpu()
-                _require_finite(tensors[str(number)], rows[number], data_dir, number)
+            for number, states in zip(numbers, run(asked), strict=True):
+                _require_right(states, rows[number], plan, f"{data_dir}/rows.jsonl:{number + 1}")
+                tensors[str(number)] = states.contiguous().cpu()
                 done += 1
                 if on_progress is not None:
                     on_progress(done, len(rows))
@@ -110,11 +112,32 @@ def _begin(plan: StatesPlan, out_dir: Path) -> None:
             )
 
 
-def _require_finite(states: Tensor, row: Row, data_dir: Path, number: int) -> None:
+def _run_target(target: TargetFacts, plan: StatesPlan, device: str | None) -> StatesRun:
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    frozen = load_frozen_target(target, device=place, dtype=getattr(torch, plan.dtype))
+
+    def run(rows: Sequence[Row]) -> Iterator[Tensor]:
+        for row in rows:
+            ids = torch.tensor([row.input_ids[: plan.max_length]], device=place)
+            found = frozen.features(ids, plan.aux_layer_ids)
+            taps = [found.taps_BTF] if plan.aux_layer_ids else []
+            yield torch.cat([*taps, found.final_BTD], -1)[0]
+
+    return run
+
+
+def _require_right(states: Tensor, row: Row, plan: StatesPlan, where: str) -> None:
+    wanted = (min(len(row.input_ids), plan.max_length), plan.width)
+    if tuple(states.shape) != wanted:
+        raise DataError(
+            f"row '{row.row_id}' was given states of shape {list(states.shape)}",
+            where=where,
+            expected=f"{list(wanted)}: one a token",
+        )
     if not bool(states.isfinite().all()):
         raise DataError(
             f"the target's own states of row '{row.row_id}' are not finite numbers",
-            where=f"{data_dir}/rows.jsonl:{number + 1}",
+            where=where,
             fix="Look at the row with `paceline data show`; if there are more, check the target's "
             "weights (`paceline target show`) or store float32.",
         )

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import fill_disk, mounted_disk
 from safetensors.torch import load_file, save_file
 from tiny import make_data, make_recipe
 
-from paceline.data import plan_states, read_rows
+from paceline.data import Row, plan_states, read_rows
 from paceline.data.states import require_states_room
 from paceline.draft import read_draft
 from paceline.errors import DataError, PacelineError, RecipeError, StorageError
@@ -22,6 +23,7 @@ from paceline.target import TargetFacts
 from paceline.train import store_states, train_draft
 from paceline.train.families.eagle3_weights import load_draft_tensors
 from paceline.train.setup import build_setup
+from paceline.train.stored import StatesRun
 from paceline.train.stored import store_states as store
 
 LAYERS = (1, 2, 3)
@@ -261,6 +263,64 @@ def test_the_price_is_known_and_what_does_not_fit_is_refused_before_the_first_to
         told.append(caught.value)
     assert f"{tokens:,} tokens of 256 bytes" in told[0].expected
     assert not list((tmp_path / "states").glob("*.safetensors"))
+
+
+def test_states_that_are_not_numbers_or_too_few_name_their_row(
+    target: TargetFacts, data_dir: Path, copied: Path, tmp_path: Path
+) -> None:
+    """From what writes them, and from a file that was spoilt afterwards."""
+
+    def give(spoil: Callable[[torch.Tensor], torch.Tensor]) -> StatesRun:
+        def run(rows: Sequence[Row]) -> Iterator[torch.Tensor]:
+            for row in rows:
+                states = torch.zeros(len(row.input_ids), 4 * 32)
+                yield spoil(states) if row.row_id == "row-2" else states
+
+        return run
+
+    settings: dict[str, Any] = {"target": target, "aux_layer_ids": LAYERS, "dtype": "float32"}
+    for spoil, words in (
+        (lambda t: t * float("nan"), "states of row 'row-2' are not finite"),
+        (lambda t: t[1:], "row 'row-2' was given states of shape"),
+    ):
+        with pytest.raises(DataError, match=words) as caught:
+            store(
+                data_dir, out_dir=tmp_path / words[-6:], max_length=32, run=give(spoil), **settings
+            )
+        assert caught.value.where.endswith("rows.jsonl:3")
+    change_row(lambda t: t * float("inf"))(copied)
+    number = min(load_file(str(sorted(copied.glob("*.safetensors"))[1])), key=int)
+    with pytest.raises(DataError, match=f"states of row 'row-{number}' are not finite"):
+        train_draft(
+            make_recipe(),
+            target=target,
+            data_dir=data_dir,
+            out_dir=tmp_path / "draft",
+            device="cpu",
+            states_dir=copied,
+        )
+
+
+def test_a_disk_that_others_fill(
+    target: TargetFacts, data_dir: Path, states: Path, tmp_path: Path
+) -> None:
+    """What is finished stays, and the same call goes on."""
+    settings: dict[str, Any] = {"target": target, "aux_layer_ids": LAYERS, "dtype": "float32"}
+    settings |= {"max_length": 32, "device": "cpu", "file_bytes": 20_000}
+    with mounted_disk(tmp_path / "disk", size="4m") as disk:
+
+        def fill(done: int, total: int) -> None:
+            if done == 6:
+                fill_disk(disk)
+
+        with pytest.raises(StorageError, match="the disk is full"):
+            store(data_dir, out_dir=disk / "states", on_progress=fill, **settings)
+        (disk / "filler").unlink()
+        kept = sorted(path.name for path in (disk / "states").iterdir())
+        assert 1 < len(kept) < 5
+        store(data_dir, out_dir=disk / "states", **settings)
+        for path in states.glob("*.safetensors"):
+            assert (disk / "states" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_other_settings_do_not_go_on(copied: Path, target: TargetFacts, data_dir: Path) -> None:
