@@ -5,7 +5,7 @@
 
 Every step is a `paceline` command; --commands prints them and runs nothing. What a recipe asks and
 this machine or target cannot do is printed as an open row and left out. On a GPU take the
-challenge's regimes (leave --regime out) and --steps 3000; on two cores --regime 64:64 --steps 60.
+challenge's regimes (leave --regime out); on two cores --regime 64:32 --answers 64 --steps 40.
 OUT/NAME/ladder.json holds the speed-up of each rung over the target alone, eager.
 """
 
@@ -49,6 +49,7 @@ def plan_steps(
     regimes: list[str],
     num_steps: int,
     num_requests: int,
+    num_answers: int = 2048,
 ) -> Steps:
     """The commands of one recipe for one target; starts nothing."""
     name = facts.name
@@ -60,7 +61,7 @@ def plan_steps(
     answers = work.parent / "data"  # one for all recipes; a second run goes on where it is
     data = ["--data", str(answers)]
     if wanted or has_weights:
-        limit = ["--prompts", "train:256", "--max-tokens", "128", "--concurrency", "8"]
+        limit = ["--prompts", f"train:{num_answers}", "--max-tokens", "128", "--concurrency", "8"]
         commands.append(
             ["data", "answer", "--target", name, "--out", str(answers), *limit, *thinking]
         )
@@ -182,6 +183,7 @@ def main() -> None:
     parser.add_argument("--regime", action="append", default=[])
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--answers", type=int, default=2048)
     parser.add_argument("--device")
     parser.add_argument("--commands", action="store_true")
     options = parser.parse_args()
@@ -197,6 +199,7 @@ def main() -> None:
             regimes=options.regime,
             num_steps=options.steps,
             num_requests=options.requests,
+            num_answers=options.answers,
         )
         print(f"== {path.stem}: reported {recipe['reported']['mean']} times", flush=True)
         for row in steps.open_rows:
