@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.cli.console import print_facts, say
+from paceline.errors import PlanError
 
 __all__ = ["serve"]
 
@@ -104,6 +105,8 @@ def serve(
         device=device,
     )
     plan = apply_engine_settings(plan, found.engine)
+    if min_acceptance is not None and plan.method == "none":
+        raise PlanError("--min-acceptance has no effect without a draft", fix="Leave it out.")
     notes = check_plan(plan)
     if plan_only:
         print_facts("Plan", describe_plan(plan))

@@ -82,4 +82,6 @@ def test_a_search_is_resumed_shown_and_written(
     (out / "serve.toml").write_text("[engine]\nasync_scheduling = true\n")
     refused = run("serve", "pocket", "--config", out / "serve.toml", "--plan", "--device", "cpu")
     assert (refused.code, "async_scheduling has no effect" in refused.err) == (2, True)
+    refused = run("serve", "pocket", "--min-acceptance", "2", "--plan", "--device", "cpu")
+    assert (refused.code, "--min-acceptance has no effect" in refused.err) == (2, True)
     assert json.loads((out / "tune.json").read_text())["best"]["draft"] == "native"
