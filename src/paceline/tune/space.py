@@ -70,8 +70,8 @@ def build_knobs(best: Settings, k: int | None, situation: Situation) -> list[Kno
     knobs.append(
         Knob(
             name="drafter_window",
-            reason="vLLM 0.31.0 reads a draft's window from its own config.json alone: train or"
-            " export the draft with one",
+            reason="vLLM 0.31.0 reads it from the draft's own config alone: make one with paceline"
+            " quantize --window and name it as another draft",
         )
     )
     knobs.append(
