@@ -37,6 +37,9 @@ fault at a time. vLLM is asked, and `validate` and the reader, which share one t
 | --- | ---: | ---: | ---: | ---: | ---: |
 """
 CONFIG = """
+Not here: packed int8 weights with 16-bit inputs (W8A16). vLLM's CPU build has no kernel for them and
+stops at the sound folder; their rows of the table are read from its source.
+
 ## Keys of config.json
 
 Many keys may be absent without harm, so the question is another one: does vLLM build another model
