@@ -37,8 +37,8 @@ fault at a time. vLLM is asked, and `validate` and the reader, which share one t
 | --- | ---: | ---: | ---: | ---: | ---: |
 """
 CONFIG = """
-Not here: packed int8 weights with 16-bit inputs (W8A16). vLLM's CPU build has no kernel for them and
-stops at the sound folder; their rows of the table are read from its source.
+Not here: packed int8 weights with 16-bit inputs (W8A16). vLLM's CPU build has no kernel for them
+and stops at the sound folder; their rows of the table are read from its source.
 
 ## Keys of config.json
 
