@@ -8,7 +8,7 @@ ten-minute leases, merge by lying there together. Figures that were not measured
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,31 +154,33 @@ def _served(target: str, record: Mapping[str, Any]) -> list[str]:
     categories = sorted(
         {name for c in cells.values() for name in c.get("measured", {}).get("length", {})} - {"all"}
     )
-    lines = [
-        "",
-        f"### {target} on {record['machine']}",
-        "",
-        f"| draft | M, MB (foreseen) | length | {' | '.join(categories)} | TPOT, ms | "
-        "score | trained = served |",
-        "| --- | ---: | ---: |" + " ---: |" * (len(categories) + 2) + " --- |",
-    ]
+    heads = ["draft", "M, MB (foreseen)", "length", *categories, "TPOT, ms", "score"]
+    heads.append("trained = served")
+    lines = ["", f"### {target} on {record['machine']}", "", _row(heads)]
+    lines.append(_row(["---", *["---:"] * (len(heads) - 2), "---"]))
     for key, cell in sorted(cells.items()):
-        if "reason" in cell:
-            lines.append(f"| {_name(key)} | {cell['reason']} |" + " |" * (len(categories) + 4))
-            continue
         m = cell.get("measured")
         if m is None:
-            lines.append(f"| {_name(key)} | {_NOT_MEASURED} |" + " |" * (len(categories) + 4))
+            said = [_name(key), cell.get("reason", _NOT_MEASURED)]
+            lines.append(_row([*said, *[""] * (len(heads) - len(said))]))
             continue
-        foreseen = cell.get("foreseen_bytes")
-        size = _megabytes(m["memory_bytes"]) + f" ({_megabytes(foreseen)})"
-        lengths = " | ".join(_length(m["length"].get(name)) for name in ("all", *categories))
-        score = _NOT_MEASURED if m["score"] is None else _score(m["score"])
-        tpot = _NOT_MEASURED if m["tpot_ms"] is None else f"{m['tpot_ms']:.3f}"
         lines.append(
-            f"| {_name(key)} | {size} | {lengths} | {tpot} | {score} | {_replay(m['replay'])} |"
+            _row(
+                [
+                    _name(key),
+                    f"{_megabytes(m['memory_bytes'])} ({_megabytes(cell.get('foreseen_bytes'))})",
+                    *(_length(m["length"].get(name)) for name in ("all", *categories)),
+                    _NOT_MEASURED if m["tpot_ms"] is None else f"{m['tpot_ms']:.3f}",
+                    _NOT_MEASURED if m["score"] is None else _score(m["score"]),
+                    _replay(m["replay"]),
+                ]
+            )
         )
     return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _name(key: str) -> str:

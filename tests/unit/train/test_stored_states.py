@@ -31,6 +31,7 @@ FAMILIES: list[dict[str, Any]] = [
     {},
     {"draft__draft_vocab_size": 40, "optim__anchors_per_row": 4},
     {"family": "medusa", "draft__aux_layer_ids": None},
+    {"optim__max_length": 16},
 ]
 
 
@@ -56,7 +57,7 @@ def copied(states: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(states, tmp_path / "states"))
 
 
-@pytest.mark.parametrize("changes", FAMILIES, ids=["eagle3", "anchors", "medusa"])
+@pytest.mark.parametrize("changes", FAMILIES, ids=["eagle3", "anchors", "medusa", "cut"])
 def test_trained_from_states_as_beside_the_target(
     changes: dict[str, Any], target: TargetFacts, data_dir: Path, states: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,161 @@
+"""recipes/families: cells, their figures and the page; what stops is gone on with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_data, make_recipe
+
+from paceline.draft import read_draft
+from paceline.target import TargetFacts
+from paceline.train import read_recipe, train_draft
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+
+
+@pytest.fixture(scope="module")
+def cells() -> Any:
+    sys.path.insert(0, str(RECIPES / "families"))
+    import cells
+
+    return cells
+
+
+@pytest.fixture(scope="module")
+def table(cells: Any) -> Any:
+    import table
+
+    return table
+
+
+def test_length_and_interval_by_hand(cells: Any) -> None:
+    """Two prompts: 30/10 and 10/10; ratio 2, cells +1 and -1, s^2 / n = 1."""
+    pairs = [(30, 10), (10, 10), (8, 4), (8, 4), (8, 4), (8, 4), (8, 4)]
+    names = ["a"] * 2 + ["b"] * 5
+    requests = [
+        {"category": name, "delivered": d, "steps": s}
+        for name, (d, s) in zip(names, pairs, strict=True)
+    ]
+    found = cells.length_by_category(requests)
+    assert found["a"]["value"] == found["b"]["value"] == found["all"]["value"] == 2.0
+    assert found["a"]["half_width"] is None  # two prompts say nothing of their spread
+    assert found["b"]["half_width"] == 0.0
+    # seven cells: +10, -10 and 0 over the mean of 40/7 steps
+    variance = (2 * (10 * 7 / 40) ** 2 / 6) / 7
+    assert found["all"]["half_width"] == pytest.approx(2.4469 * variance**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["num_taps = 3", "intermediate_size = 48"]),
+        (
+            {"family": "dflash", "draft__mask_token_id": 63, "draft__num_layers": 2},
+            ["num_layers = 2", "num_taps = 3"],
+        ),
+        ({"draft__parallel": True, "draft__mask_token_id": 63}, ["parallel = true"]),
+        ({"family": "medusa", "draft__aux_layer_ids": None}, ["one_head = true"]),
+        (
+            {"family": "draft_model", "draft__aux_layer_ids": None, "draft__hidden_size": 16},
+            ["hidden_size = 16", "own_head = false"],
+        ),
+    ],
+    ids=["eagle3", "dflash", "p-eagle", "medusa", "draft_model"],
+)
+def test_a_draft_as_a_design_weighs_what_it_weighs(
+    cells: Any,
+    changes: dict[str, Any],
+    words: list[str],
+    target: TargetFacts,
+    tmp_path: Path,
+) -> None:
+    from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
+
+    data_dir = make_data(tmp_path / "data", target, top=63)
+    recipe = make_recipe(optim__num_steps=1, **changes)
+    train_draft(recipe, target=target, data_dir=data_dir, out_dir=tmp_path / "d", device="cpu")
+    draft = read_draft(tmp_path / "d")
+    text = cells.design_of(draft, "bf16")
+    assert all(word in text for word in words)
+    shape = read_shape(str(target.path))
+    foreseen = measure_memory(
+        parse_design(text, shape), shape, context_tokens=64, plan=CachePlan(device="cpu")
+    )
+    assert foreseen.sizes.num_parameters == draft.num_parameters
+
+
+def test_every_family_has_a_recipe_of_its_own(table: Any) -> None:
+    for goal in table.GOALS.values():
+        for family, name in goal.recipes.items():
+            recipe = read_recipe(RECIPES / name)
+            parallel = recipe.family == "eagle3" and recipe.draft.parallel
+            assert ("p-eagle" if parallel else recipe.family) == family
+            table.shorten(recipe, tiny=True)
+
+
+def test_records_of_two_machines_make_one_page(cells: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "families"
+    folder.mkdir()
+    draft = {"num_parameters": 5, "files_bytes": 10, "tokens_seen": 7, "minutes": 2.0}
+    length = {"all": {"value": 2.5, "half_width": 0.25, "num_prompts": 3}}
+    length["chat"] = {"value": 2.0, "half_width": None, "num_prompts": 1}
+    measured = {
+        "length": length,
+        "memory_bytes": 2_000_000,
+        "tpot_ms": 1.5,
+        "score": {"value": 120.0, "low": 110.0, "high": 130.0},
+        "replay": {"num_agree": 9, "num_steps": 10, "num_near_tie": 1, "num_real": 0},
+    }
+    full = {"draft": draft, "foreseen_bytes": 2_000_000, "measured": measured}
+    refused = {"draft": draft, "reason": "this engine has no kernel for it"}
+    for machine, cell in (("h200", full), ("2-cores", refused)):
+        record = {"machine": machine, "cells": {"pocket/mtp/bf16": cell}}
+        (folder / f"{machine}.json").write_text(json.dumps(record))
+    cells.render_table(folder, tmp_path / "families.md")
+    page = (tmp_path / "families.md").read_text()
+    assert page.count("| mtp | 0.00 M | 0.00 MB | 7 tokens | 2.0 min |") == 1
+    row = next(line for line in page.splitlines() if line.startswith("| mtp | 2.00"))
+    assert row == (
+        "| mtp | 2.00 (2.00) | 2.50 ± 0.25 | 2.00 | 1.500 | 120.0 (110.0 to 130.0) "
+        "| 9 of 10, 1 near ties |"
+    )
+    assert "| mtp | this engine has no kernel for it |" in page
+    widths = {}  # a table has as many cells in each row as in its head
+    for line in page.splitlines():
+        if line.startswith("|"):
+            widths.setdefault(line.count("|"), []).append(line)
+    assert all(len(lines) >= 3 for lines in widths.values()), widths
+
+
+def test_the_minutes_end_a_stage_by_ctrl_c(table: Any, tmp_path: Path) -> None:
+    script = tmp_path / "stage.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "try:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    pathlib.Path(sys.argv[1]).touch()\n"
+    )
+    began = time.monotonic()
+    runner = table.Runner(0.01)
+    with pytest.raises(table.TimeUpError):
+        runner.run(sys.executable, script, tmp_path / "kept")
+    assert (tmp_path / "kept").exists()
+    assert time.monotonic() - began < 20
+    with pytest.raises(table.TimeUpError):
+        table.Runner(0.0).run(sys.executable, "-c", "")
+    assert table.Runner(None).run(sys.executable, "-c", "print(5); exit(3)") == (3, "5\n")
+
+
+def test_cells_of_a_target_begin_with_all_plain_ones(table: Any) -> None:
+    args = argparse.Namespace(target=["pocket"], only=["mtp", "dflash"], scheme=["w4a16"])
+    assert list(table.list_cells(args)) == [
+        ("pocket", "mtp", "bf16"),
+        ("pocket", "dflash", "bf16"),
+        ("pocket", "mtp", "w4a16"),
+        ("pocket", "dflash", "w4a16"),
+    ]
