@@ -156,6 +156,11 @@ def test_arrays_agree_with_counters_then_death_is_told(
         endpoint.close()
 
 
+def _parent(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
 def test_a_killed_parent_leaves_no_engine(smollm2: TargetFacts, tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
@@ -171,15 +176,51 @@ def test_a_killed_parent_leaves_no_engine(smollm2: TargetFacts, tmp_path: Path) 
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    pid = parent.stdout.readline()
+    engine = int(parent.stdout.readline())
+    server = _parent(engine)
+    assert server != parent.pid
     time.sleep(1.0)
-    assert session_members(int(pid))
+    assert session_members(engine)
+    assert session_members(server)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     deadline = time.monotonic() + 5
-    while session_members(int(pid)) and time.monotonic() < deadline:
+    while session_members(engine) + session_members(server) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert session_members(int(pid)) == []
+    assert session_members(engine) == session_members(server) == []
+
+
+def test_a_killed_fork_server_ends_its_engine_and_the_next_start_has_another(
+    tmp_path: Path,
+) -> None:
+    script = textwrap.dedent(
+        f"""
+        import os, signal
+        from pathlib import Path
+        from paceline.endpoint import Request, Sampling
+        from paceline.errors import EngineError
+        from paceline.serve import build_plan, start
+        from paceline.serve.process import session_members
+        from paceline.target import read_target
+        plan, log = build_plan(read_target("pocket"), device="cpu"), {str(tmp_path / "log")!r}
+        sampling = Sampling(max_tokens=8, ignore_eos=True)
+        request = Request(request_id="r", prompt_ids=(1, 2, 3), sampling=sampling)
+        with start(plan, log_path=log) as endpoint:
+            stat = Path(f"/proc/{{endpoint.pid}}/stat").read_text().rpartition(")")[2]
+            os.kill(int(stat.split()[1]), signal.SIGKILL)
+            try:
+                endpoint.generate([request])
+            except EngineError as error:
+                print(error.what)
+            print(session_members(endpoint.pid))
+        with start(plan, log_path=log) as endpoint:
+            print(len(endpoint.generate([request])[0].output_ids))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    told = done.stdout.splitlines()
+    assert "died" in told[0], done.stdout + done.stderr
+    assert told[1:] == ["[]", "8"]
 
 
 def test_a_draft_without_fc_never_reaches_the_engine(random_draft: Draft, tmp_path: Path) -> None:

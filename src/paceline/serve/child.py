@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["main"]
 
@@ -265,7 +265,7 @@ def _device_name(platform: Any) -> str:
     return str(platform.get_device_name())
 
 
-def _serve(channel: _Channel, parent: _Parent) -> None:
+def _serve(channel: _Channel, parent: _Parent) -> NoReturn:
     plan = parent.messages.get()
     channel.send("beat", phase="importing vLLM")
     engine = _Engine(plan["engine_args"], plan["eos_token_ids"])
@@ -292,7 +292,8 @@ def _serve(channel: _Channel, parent: _Parent) -> None:
             channel.send("done", result=found[0])
         elif operation == "close":
             channel.send("done", result=None)
-            return
+            sys.stdout.flush()
+            os._exit(0)  # the parent ends what is left; vLLM's own teardown takes seconds
         else:
             raise AssertionError(f"unknown operation {operation!r}")
 
@@ -312,8 +313,6 @@ def main() -> None:
         with contextlib.suppress(OSError):
             channel.send("failed", kind=type(problem).__name__, message=str(problem)[:4000])
         os._exit(1)
-    sys.stdout.flush()
-    os._exit(0)  # the parent ends what is left of the session; vLLM's own teardown takes seconds
 
 
 if __name__ == "__main__":

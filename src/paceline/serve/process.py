@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ import paceline
 from paceline.errors import EngineError
 from paceline.records import storage_errors
 from paceline.serve.failure import explain
+from paceline.serve.forking import ForkedEngine, fork_engine
 from paceline.serve.install import engine_python
 
 __all__ = ["EngineProcess", "build_child_env", "end_session", "session_members"]
@@ -61,7 +63,7 @@ def session_members(session: int) -> list[int]:
     return members
 
 
-def end_session(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> None:
+def end_session(process: subprocess.Popen[bytes] | ForkedEngine, *, grace_s: float = 0.0) -> None:
     """Ends a session leader and everything in its session; returns when nothing of it is left."""
     deadline = time.monotonic() + grace_s
     while process.poll() is None and time.monotonic() < deadline:
@@ -79,10 +81,38 @@ def end_session(process: subprocess.Popen[bytes], *, grace_s: float = 0.0) -> No
     process.wait()
 
 
+def _start(
+    env: Mapping[str, str],
+    log: BinaryIO,
+    writer: int,
+    wrap: Callable[[list[str]], list[str]] | None,
+) -> subprocess.Popen[bytes] | ForkedEngine:
+    words = []
+    alone = env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    if alone and wrap is None and engine_python() == sys.executable:
+        forked = fork_engine(["--die-with-parent"], env=env, log=log, writer=writer)
+        if forked is not None:
+            return forked
+    if alone and threading.current_thread() is threading.main_thread():
+        # the kernel's signal follows the starting thread, and would orphan vLLM's own children
+        words.append("--die-with-parent")
+    command = [engine_python(), "-m", "paceline.serve.child", *words, "--fd", str(writer)]
+    return subprocess.Popen(
+        wrap(command) if wrap else command,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        pass_fds=(writer,),
+        env=dict(env),
+        start_new_session=True,
+    )
+
+
 class EngineProcess:
     """A started paceline.serve.child. `request` sends one operation; `receive` waits for events.
 
-    wrap: turns the command into one that runs it somewhere, such as in a sandbox.
+    wrap: turns the command into one that runs it somewhere, such as in a sandbox. Without it an
+    engine of one process is forked from one that has imported vLLM (serve/fork_server.py).
     """
 
     def __init__(
@@ -90,33 +120,19 @@ class EngineProcess:
         *,
         env: Mapping[str, str],
         log_path: Path,
-        wrap: Callable[[list[str]], list[str]] = lambda command: command,
+        wrap: Callable[[list[str]], list[str]] | None = None,
     ) -> None:
         self.log_path = log_path
-        command = [engine_python(), "-m", "paceline.serve.child"]
-        if threading.current_thread() is threading.main_thread() and (
-            env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-        ):
-            # the kernel's signal follows the starting thread, and would orphan vLLM's own children
-            command.append("--die-with-parent")
         with storage_errors(log_path):
             log_path.parent.mkdir(parents=True, exist_ok=True)
             log = open(log_path, "ab")  # noqa: SIM115
         self._log_start = log.tell()
         reader, writer = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                wrap([*command, "--fd", str(writer)]),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writer,),
-                env=dict(env),
-                start_new_session=True,
-            )
+            self._process = _start(env, log, writer, wrap)
         except OSError as problem:
             os.close(reader)
-            raise EngineError(f"cannot be started: {problem}", where=command[0]) from None
+            raise EngineError(f"cannot be started: {problem}", where=engine_python()) from None
         finally:
             log.close()
             os.close(writer)

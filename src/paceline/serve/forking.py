@@ -1,0 +1,153 @@
+"""The parent's side of the fork server: engines that start without importing vLLM again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from paceline.serve.fork_server import MESSAGE_BYTES
+
+__all__ = ["ForkedEngine", "fork_engine"]
+
+_STARTUP_S = 120.0
+_LOOK_S = 0.02
+_KILLED = -9
+
+
+class _Server:
+    """One started fork server, for engines of one number of threads."""
+
+    def __init__(self, env: Mapping[str, str], log: BinaryIO) -> None:
+        self.threads = env["OMP_NUM_THREADS"]
+        self.codes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+        if path := os.environ.get("PYTHONPATH"):  # not an engine's, whose folder goes away
+            own["PYTHONPATH"] = path
+        with other:
+            command = [sys.executable, "-m", "paceline.serve.fork_server", "--fd"]
+            self._process = subprocess.Popen(
+                [*command, str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(other.fileno(),),
+                env=own,
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its engines
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int | None:
+        """The new engine's process id; None when the server has failed."""
+        with self._lock:
+            try:
+                socket.send_fds(self._line, [json.dumps(request).encode()], list(fds))
+            except OSError:
+                return None
+            end = time.monotonic() + _STARTUP_S
+            while time.monotonic() < end:
+                message = self._read(timeout_s=1.0)
+                if message is None and not self.alive:
+                    return None
+                if message is not None and "pid" in message:
+                    return int(message["pid"])
+            return None
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of an engine of this server; None while it runs."""
+        with self._lock:
+            while pid not in self.codes and self._read(timeout_s=0.0) is not None:
+                pass
+        if pid not in self.codes and not self.alive:
+            self.codes[pid] = _KILLED  # engines end with their fork server
+        return self.codes.get(pid)
+
+    def close(self) -> None:
+        self._line.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5.0)
+        if self.alive:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self, *, timeout_s: float) -> dict[str, Any] | None:
+        if not select.select([self._line], [], [], timeout_s)[0]:
+            return None
+        with contextlib.suppress(OSError):
+            if data := self._line.recv(MESSAGE_BYTES):
+                message: dict[str, Any] = json.loads(data)
+                if "ended" in message:
+                    self.codes[message["ended"]] = message["code"]
+                return message
+        return None
+
+
+class ForkedEngine:
+    """An engine's process as EngineProcess needs it: what it uses of subprocess.Popen."""
+
+    def __init__(self, server: _Server, pid: int, stdin: BinaryIO) -> None:
+        self._server = server
+        self.pid, self.stdin = pid, stdin
+
+    def poll(self) -> int | None:
+        return self._server.code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = time.monotonic() + (1e9 if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("the engine", timeout or 0.0)
+            time.sleep(_LOOK_S)
+        return code
+
+
+_current: _Server | None = None
+
+
+def fork_engine(
+    words: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, writer: int
+) -> ForkedEngine | None:
+    """An engine forked from this process's fork server, which the first call starts.
+
+    words: what paceline.serve.child is told, without its pipe of events, which is `writer`. env:
+    names OMP_NUM_THREADS. None when there is no forking here: the engine is then started as a
+    command. Not from two threads at once.
+    """
+    global _current
+    if _current is not None and not (_current.alive and _current.threads == env["OMP_NUM_THREADS"]):
+        _close()
+    if _current is None:
+        _current = _Server(env, log)
+    reader, stdin = os.pipe()
+    try:
+        request = {"words": list(words), "env": dict(env)}
+        pid = _current.fork(request, (reader, log.fileno(), writer))
+    finally:
+        os.close(reader)
+    if pid is None:
+        os.close(stdin)
+        _close()
+        return None
+    return ForkedEngine(_current, pid, open(stdin, "wb"))
+
+
+@atexit.register
+def _close() -> None:
+    global _current
+    if _current is not None:
+        _current.close()
+        _current = None
