@@ -1,6 +1,7 @@
 # make env    .venv with the `paceline` command, unmodified vLLM 0.31.0 (CPU build) and the tests' tools
 # make demo   trains, validates, serves, measures and scores a small draft; writes runs/demo/run/report.html
-# make test   every test;  make check  format, lint, types, contracts, unit tests;  make bench  timings
+# make test   every test;  make check  lint and unit tests;  make bench  timings
+# make lint   format, lint, types, import contracts
 # make test-gpu   the tests that need an NVIDIA GPU
 VENV ?= .venv
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 # Unit tests side by side, a thread each; engines have both cores to themselves.
 UNIT := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/contract
 
-.PHONY: env demo test check bench test-gpu format
+.PHONY: env demo test check lint bench test-gpu format
 .DEFAULT_GOAL := env
 
 $(VENV)/.ready: pyproject.toml scripts/constraints.txt scripts/install_cpu.sh scripts/repair_cpu_install.py
@@ -25,12 +26,14 @@ test: env
 	$(UNIT)
 	$(BIN)/python -m pytest -q -m "not gpu" tests/flow
 
-check: env
+check: lint
+	$(UNIT)
+
+lint: env
 	$(BIN)/ruff format --check src tests scripts bench recipes
 	$(BIN)/ruff check src tests scripts bench recipes
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(UNIT)
 
 bench: env
 	$(BIN)/python bench/run.py
