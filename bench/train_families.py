@@ -2,7 +2,7 @@
 
     python bench/train_families.py --target smollm2 --out FILE [--device cuda] [--only eagle3]
 
-Each family trains by its recipe (recipes/families/table.py names them) on random words of a chat's
+Each family trains by its recipe (recipes/families/goals.py names them) on random words of a chat's
 shape, whose speed is that of any words. Operations are counted, not estimated: every matrix product
 of a run of one epoch and of one of two, by torch's own counter; their difference is an epoch from
 kept features, the rest of the first is the target's forward. Bytes, at the least that the
@@ -43,7 +43,7 @@ from paceline.train import Recipe, read_recipe, train_draft
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 sys.path.insert(0, str(RECIPES / "families"))
 
-from table import GOALS  # noqa: E402
+from goals import GOALS  # noqa: E402
 
 PARAMETER_BYTES, LOGIT_BYTES = 44, 10
 

@@ -17,17 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cells import FORMAT, foresee_bytes, length_by_category, render_table
+from goals import FAMILIES, GOALS, NOT_QUANTISED, RECIPES
 
 from paceline.data import read_prompts
 from paceline.draft import Draft, read_draft
@@ -36,57 +35,10 @@ from paceline.records import build_provenance, read_json, write_json
 from paceline.rules import read_rules
 from paceline.serve import build_plan, check_plan
 from paceline.target import TargetFacts, read_target
-from paceline.train import Recipe, build_recipe, read_recipe, train_draft
-from paceline.train.setup import with_num_steps
 from paceline.validate import validate_draft
 
 HERE = Path(__file__).resolve().parent
-RECIPES = HERE.parent
 RESULTS = RECIPES.parent / "docs" / "results"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A target and how its drafts are asked and scored. baseline: None takes the rules' own."""
-
-    rules: str
-    thinking: str
-    baseline: str | None
-    recipes: dict[str, str]
-
-
-GOALS = {
-    "smollm2": Goal(
-        rules="demo",
-        thinking="none",
-        baseline="smollm2-eagle3",
-        recipes={
-            "eagle3": "smollm2-eagle3/recipe.toml",
-            "p-eagle": "smollm2/eagle3-parallel.toml",
-            "medusa": "smollm2/medusa.toml",
-            "draft_model": "smollm2/draft_model.toml",
-            "dflash": "smollm2/dflash.toml",
-        },
-    ),
-    "pocket": Goal(
-        rules="pocket",
-        thinking="off",
-        baseline=None,
-        recipes={
-            "eagle3": "pocket/eagle3-narrow.toml",
-            "p-eagle": "pocket/eagle3-parallel.toml",
-            "mtp": "pocket/mtp.toml",
-            "medusa": "pocket/medusa.toml",
-            "draft_model": "pocket/draft_model.toml",
-            "dflash": "pocket/dflash.toml",
-        },
-    ),
-}
-FAMILIES = sorted({family for goal in GOALS.values() for family in goal.recipes})
-NOT_QUANTISED = {
-    "mtp": "an MTP head takes its target's quantisation in vLLM 0.31.0",
-    "medusa": "Medusa's blocks are plain layers in vLLM 0.31.0",
-}
 
 
 class TimeUpError(Exception):
@@ -158,10 +110,10 @@ def train(args: argparse.Namespace, runner: Runner, target: str, family: str) ->
     out: Path = args.work / target / family / "bf16"
     if not out.exists():
         data = answer(args, runner, target)
-        words = ["--worker", target, family, "--data", data, "--work", args.work]
-        words += ["--device", args.device, "--train-minutes", args.train_minutes]
+        words = [sys.executable, HERE / "budget.py", target, family, "--data", data, "--out", out]
+        words += ["--device", args.device, "--minutes", args.train_minutes]
         words += ["--tiny"] if args.tiny else []
-        _require(*runner.run(sys.executable, __file__, *words))
+        _require(*runner.run(*words))
     return out
 
 
@@ -274,68 +226,6 @@ def why_not_served(draft: Draft, target: TargetFacts, device: str) -> str | None
     return None
 
 
-# training, in a process of its own
-
-
-def worker(args: argparse.Namespace) -> None:
-    """Trains one draft for the minutes; how many steps that is, is measured once and kept."""
-    target, family = args.worker
-    recipe = shorten(read_recipe(RECIPES / GOALS[target].recipes[family]), args.tiny)
-    facts, home = read_target(target), args.work / target / family
-    note = home / "steps.json"
-    if not note.exists():
-        seconds = try_out(recipe, facts, args, home / "trial")
-        num_steps = max(20, int(60.0 * args.train_minutes / seconds))
-        write_json(note, {"num_steps": num_steps, "seconds_a_step": seconds})
-    out = home / "bf16"
-    train_draft(
-        with_num_steps(recipe, read_json(note)["num_steps"]),
-        target=facts,
-        data_dir=args.data,
-        out_dir=out,
-        device=args.device,
-        resume=out.with_name("bf16.checkpoint").exists(),
-        on_progress=show,
-    )
-
-
-def show(progress: Any) -> None:
-    if progress.step % max(1, progress.num_steps // 20) == 0:
-        print(f"{progress.step}/{progress.num_steps} loss {progress.loss:.3f}", flush=True)
-
-
-def try_out(recipe: Recipe, target: TargetFacts, args: argparse.Namespace, out: Path) -> float:
-    """Seconds a step, features kept: of the second half of a few steps on few rows."""
-    clock: list[float] = []
-    num_steps = 8 if args.tiny else 60
-    for left in (out, out.with_name(out.name + ".checkpoint")):
-        shutil.rmtree(left, ignore_errors=True)
-    train_draft(
-        with_num_steps(recipe, num_steps),
-        target=target,
-        data_dir=args.data,
-        out_dir=out,
-        device=args.device,
-        on_progress=lambda _: clock.append(time.monotonic()),
-    )
-    shutil.rmtree(out)
-    half = num_steps // 2
-    return (clock[-1] - clock[half - 1]) / (num_steps - half)
-
-
-def shorten(recipe: Recipe, tiny: bool) -> Recipe:
-    """The recipe as it is; for a laptop, with small batches and a warm-up to match."""
-    if not tiny:
-        return recipe
-    value = recipe.as_dict()
-    optim = {k: v for k, v in value["optim"].items() if v is not None}
-    optim |= {"tokens_per_batch": 1024, "max_length": 128, "warmup_steps": 4}
-    optim |= {"anchors_per_row": 16} if "anchors_per_row" in optim else {}
-    draft = {k: v for k, v in value["draft"].items() if v is not None}
-    init = {k: v for k, v in value["init"].items() if v is not None}
-    return build_recipe({**value, "optim": optim, "draft": draft, "init": init}, where=recipe.path)
-
-
 def write_few_prompts(work: Path) -> Path:
     """Two held-out prompts a category."""
     path = work / "few-prompts.jsonl"
@@ -370,8 +260,6 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--tiny", action="store_true", help="a trial on a CPU: no result")
     parser.add_argument("--render", action="store_true", help="only write the page")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.tiny:
         args.device, args.results = "cpu", args.work
@@ -396,8 +284,6 @@ def stop(why: str, code: int) -> NoReturn:
 def main() -> None:
     args = read_args()
     folder, page = args.results / "families", args.results / "families.md"
-    if args.worker:
-        return worker(args)
     if args.render:
         return render_table(folder, page)
     args.work.mkdir(parents=True, exist_ok=True)
@@ -433,7 +319,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:  # of a worker, whose checkpoint is written
-        sys.exit(130)
+    main()

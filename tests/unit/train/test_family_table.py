@@ -91,12 +91,14 @@ def test_a_draft_as_a_design_weighs_what_it_weighs(
 
 
 def test_every_family_has_a_recipe_of_its_own(table: Any) -> None:
+    from budget import shorten
+
     for goal in table.GOALS.values():
         for family, name in goal.recipes.items():
             recipe = read_recipe(RECIPES / name)
             parallel = recipe.family == "eagle3" and recipe.draft.parallel
             assert ("p-eagle" if parallel else recipe.family) == family
-            table.shorten(recipe, tiny=True)
+            shorten(recipe, tiny=True)
 
 
 def test_records_of_two_machines_make_one_page(cells: Any, tmp_path: Path) -> None:
