@@ -8,7 +8,8 @@ checks of spec.json, config.json or the shard index. A fault is any exception. W
 accepts must be what the public readers (safetensors, json) make of the same bytes. Then one case
 in a hundred more goes through the whole static validator, as one file of a draft folder of any
 family. Prints one JSON object; with --keep it joins the other seeds in
-bench/results/fuzz_readers.json. Exit 1 after any fault, or a case that takes half a second of the processor.
+bench/results/fuzz_readers.json. Exit 1 after any fault, or a case that takes half a second of the
+processor.
 """
 
 from __future__ import annotations
