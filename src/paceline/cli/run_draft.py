@@ -77,13 +77,14 @@ def add_run(
         is_hybrid=target.is_hybrid,
     )
     found = [_as_finding(told) for told in check_observed(case)]
-    unreached = _list_unreached(seen)
+    unreached, why, fix = _list_unreached(seen), "the run ended early", "See run.boot."
     if seen.error is None:
         more, missed = _look_beside(case, test, target, rules, log_path, on_stage)
-        found, unreached = [*found, *more], (*unreached, *missed)
+        found, unreached = [*found, *more], missed
+        why, fix = "the target alone gave no answers", "Read the engine's log."
     if not unreached:
         return build_report([*report.findings, *found], unchecked=report.unchecked)
-    return _with_unreached(report, found, unreached, "the run ended early", "See run.boot.")
+    return _with_unreached(report, found, unreached, why, fix)
 
 
 def _look_beside(

@@ -37,6 +37,7 @@ __all__ = ["check_values"]
 _PIECE = 2**22
 _MAX_COMPARED = 256
 _SHARED = ("embed_tokens.weight", "lm_head.weight")
+_CODES = {"I32": "<u4", "I8": "<i1"}  # how quantised weights are stored
 _SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
 
 
@@ -55,6 +56,8 @@ def check_values(case: Case) -> Iterator[Finding]:
             for name, tensor in sorted(held.items(), key=lambda item: item[1].start):
                 if name.endswith("weight_shape"):
                     yield from _check_stored_shape(file, name, tensor, held, handle)
+                if tensor.dtype in _CODES and len(tensor.shape) == 2:
+                    yield from _check_codes(file, name, tensor, handle)
                 if tensor.dtype not in FLOAT_BITS:
                     continue
                 wanted = {}
@@ -166,6 +169,25 @@ def _tell_size(file: str, name: str, values: Measured) -> Finding:
         found=f"{values.rms:.3g}",
         expected="between 1e-6 and 100",
         fix="Check the export's dtype and scale.",
+    )
+
+
+def _check_codes(file: str, name: str, tensor: TensorInfo, handle: int) -> Iterator[Finding]:
+    """`ten.const` of quantised weights: every stored word or byte is the first one."""
+    first = None
+    for piece in read_pieces(handle, tensor):
+        words = np.frombuffer(piece, dtype=_CODES[tensor.dtype])
+        first = words[0] if first is None else first
+        if bool(np.any(words != first)):
+            return
+    yield finding(
+        "ten.const",
+        file,
+        f"every value of '{name}' is the same",
+        where=name,
+        found="one code alone",
+        expected="trained weights",
+        fix="The tensor was probably never trained or never filled.",
     )
 
 

@@ -178,6 +178,23 @@ def test_parts_that_do_not_fit_are_said(name: str, target: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_that_are_all_the_same_are_told(form: str, target: Path, tmp_path: Path) -> None:
+    build, _ = FORMS[form]
+    tensors = build(draw(77, I, H))
+    told = {}
+    for kind, changed in (
+        ("filled", tensors),
+        (
+            "empty",
+            {n: (d, s, bytes(len(r)) if d[0] == "I" else r) for n, (d, s, r) in tensors.items()},
+        ),
+    ):
+        report = look(put(tmp_path / kind, target, changed), target)
+        told[kind] = [item.where for item in report.findings if item.rule == "ten.const"]
+    assert (told["filled"], len(told["empty"])) == ([], 1)
+
+
 def test_a_draft_of_its_own_needs_no_note(tmp_path: Path, target: Path) -> None:
     report = validate_draft(build_draft(tmp_path / "d"), target=build_target_facts(tmp_path))
     assert not any(f.where == "ten.copy" for f in report.findings)
