@@ -67,6 +67,12 @@ class FolderScan:
         return name if isinstance(name, str) and name in FAMILIES else None
 
     @property
+    def uncovered(self) -> str | None:
+        """What of the folder no contract describes though vLLM serves it, in words."""
+        forms = (find_uncovered(self.family, c or {}) for c in (self.raw_config, self.config))
+        return next((form for form in forms if form is not None), None)
+
+    @property
     def tensors_by_file(self) -> dict[str, dict[str, TensorInfo]]:
         return {file: header.tensors for file, header in self.headers.items()}
 

@@ -14,7 +14,6 @@ from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
 from paceline.draft.quantized import count_parameters
 from paceline.draft.taps import check_tapped_layers
-from paceline.draft.uncovered import find_uncovered
 from paceline.errors import DraftError
 from paceline.hub import fetch_to_cache, is_hub_spec, parse_ref
 from paceline.methods import METHODS
@@ -103,10 +102,9 @@ def read_draft(path: str | Path) -> Draft:
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
     require_none(without_notes(list(scan.problems)), DraftError, folder=str(path))
-    form = find_uncovered(scan.family, scan.raw_config or {})
-    if form is not None:
+    if scan.uncovered is not None:
         raise DraftError(
-            f"this is {form}, of which there is no contract here",
+            f"this is {scan.uncovered}, of which there is no contract here",
             where=str(path),
             expected="a family and form that Paceline serves",
             fix="Serve it with vLLM itself; `paceline validate` says what can be checked.",

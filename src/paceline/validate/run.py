@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from paceline.draft import build_contract, find_uncovered, read_eagle3_sizes, scan_folder
+from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.rules import Limits, Rules, read_rules
@@ -155,7 +155,7 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     yield from _check_present(case, has_weights)
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
-    form = find_uncovered(case.family, case.scan.raw_config or {}) if has_weights else None
+    form = case.scan.uncovered if has_weights else None
     yield from check_family(case, by_tensors=form is None)
     yield from check_rules_target(case)
     if has_weights:

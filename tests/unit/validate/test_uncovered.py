@@ -66,6 +66,15 @@ def test_envelopes(kind: str, tmp_path: Path) -> None:
         read_draft(folder)
 
 
+def test_an_envelope_around_a_layer_that_is_quantised_another_way(tmp_path: Path) -> None:
+    folder = build_envelope(tmp_path / "d", layer={"quantization_config": {"quant_method": "gptq"}})
+    report = validate_draft(folder, target=build_target_facts(tmp_path))
+    assert severities(report, "cfg.contract") == ["warning"]
+    assert report.verdict == "warn"
+    with pytest.raises(DraftError, match="quantisation by gptq"):
+        read_draft(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
