@@ -95,7 +95,8 @@ def write_speculators_data(args: argparse.Namespace, rows: list[Any]) -> None:
     frozen = load_frozen_target(target, device=place, dtype=torch.bfloat16)
     before_norm: list[torch.Tensor] = []
     frozen.backbone.norm.register_forward_pre_hook(lambda _, given: before_norm.append(given[0]))
-    for number, row in enumerate(rows):
+    # it wants a part to validate on: the first rows again, so that it trains on all of them, too
+    for number, row in enumerate([*rows, *rows[: num_validated(len(rows))]]):
         ids = list(row.input_ids[: args.max_length])
         mask = [any(a <= place < b for a, b in row.loss_spans) for place in range(len(ids))]
         for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
@@ -122,6 +123,10 @@ def write_speculators_data(args: argparse.Namespace, rows: list[Any]) -> None:
     known = np.zeros(target.vocab_size, dtype=bool)
     known[ids_of] = True
     np.save(home / f"t2d-{args.vocab}.npy", known)
+
+
+def num_validated(num_rows: int) -> int:
+    return max(1, num_rows // 200)
 
 
 # training: steps by a trial, then the minutes
@@ -205,7 +210,8 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def theirs(args: argparse.Namespace) -> dict[str, Any]:
-    target = read_target(TARGET)
+    target, num_rows = read_target(TARGET), len(read_rows(args.work / "data"))
+    share = (num_rows + 0.5) / (num_rows + num_validated(num_rows))
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if args.site:
         env["PYTHONPATH"] = str(args.site)
@@ -222,7 +228,16 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
         words += ["--save-path", out, "--log-dir", out.with_name(out.name + ".logs")]
         words += ["--draft-vocab-size", args.vocab, "--target-layer-ids", *LAYERS]
         words += ["--total-seq-len", args.tokens_per_batch, "--ttt-steps", K]
-        words += ["--train-data-ratio", "1.0", "--max-steps", num_steps, "--epochs", "1000"]
+        words += [
+            "--train-data-ratio",
+            share,
+            "--full-attention-indices",
+            0,
+            "--max-steps",
+            num_steps,
+            "--epochs",
+            "1000",
+        ]
         words += ["--scheduler-type", "cosine", "--scheduler-warmup-steps", num_steps // 25]
         words += ["--num-workers", 0 if on_cpu else args.num_workers, "--seed", "0"]
         words += ["--checkpoint-freq", "1000", "--no-resume-from-checkpoint"]
