@@ -62,9 +62,10 @@ def tune(
     --config`, the plain command line, and every number; stopped, it goes on where it was.
     """
     from paceline.cli.bench import read_regimes
-    from paceline.cli.tune_run import EngineBench, find_device_name, read_drafts
+    from paceline.cli.tune_run import EngineBench, read_drafts
     from paceline.records import build_provenance, write_json
     from paceline.rules import read_rules
+    from paceline.serve import find_device
     from paceline.target import read_target
     from paceline.tune import Journal, Settings, Situation, search, write_config
 
@@ -73,7 +74,7 @@ def tune(
     names = drafts if drafts else read_drafts(facts)
     if len(set(names)) != len(names):
         raise PlanError("a draft is named twice", fix="Name each draft once.")
-    used = find_device_name(device)
+    used = device or find_device()
     bench = EngineBench(
         facts,
         wanted,
@@ -124,7 +125,7 @@ def tune(
         "provenance": build_provenance(seed=0),
         "target": facts.name,
         "seconds": journal.seconds,
-        **describe_outcome(outcome),
+        **_describe_outcome(outcome),
         "trials": journal.trials(),
     }
     write_json(out / "tune.json", record)
@@ -136,7 +137,7 @@ def tune(
     say(f"without Paceline: {out / 'command.sh'}; every number: {out / 'tune.json'}")
 
 
-def describe_outcome(outcome: Outcome) -> dict[str, Any]:
+def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {

@@ -32,17 +32,11 @@ from paceline.serve import (
 from paceline.target import TargetFacts
 from paceline.tune import Settings
 
-__all__ = ["EngineBench", "find_device_name", "read_drafts"]
+__all__ = ["EngineBench", "read_drafts"]
 
 _NUM_WARM_UP = 2
 _TEXT_TOKENS = 64
 _CANDIDATES = 20
-
-
-def find_device_name(device: str | None) -> str:
-    from paceline.serve import find_device
-
-    return device or find_device()
 
 
 def read_drafts(target: TargetFacts) -> list[str]:
