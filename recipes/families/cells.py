@@ -161,7 +161,7 @@ def _served(target: str, record: Mapping[str, Any]) -> list[str]:
     for key, cell in sorted(cells.items()):
         m = cell.get("measured")
         if m is None:
-            said = [_name(key), cell.get("reason", _NOT_MEASURED)]
+            said = [_name(key), "not served here" if "reason" in cell else _NOT_MEASURED]
             lines.append(_row([*said, *[""] * (len(heads) - len(said))]))
             continue
         lines.append(
@@ -176,7 +176,10 @@ def _served(target: str, record: Mapping[str, Any]) -> list[str]:
                 ]
             )
         )
-    return lines
+    reasons = [
+        f"- {_name(key)}: {c['reason']}." for key, c in sorted(cells.items()) if "reason" in c
+    ]
+    return [*lines, *([""] if reasons else []), *reasons]
 
 
 def _row(cells: Sequence[str]) -> str:

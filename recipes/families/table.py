@@ -222,7 +222,7 @@ def why_not_served(draft: Draft, target: TargetFacts, device: str) -> str | None
     try:
         check_plan(build_plan(target, draft, device=device))
     except PlanError as problem:
-        return " ".join(part for part in (problem.what, problem.fix) if part)
+        return ". ".join(part.rstrip(".") for part in (problem.what, problem.fix) if part)
     return None
 
 
