@@ -143,7 +143,7 @@ def measure(
             *("--prompts", args.prompts, "--max-tokens", args.max_tokens),
             *("--thinking", goal.thinking, "--device", args.device),
             *(("--baseline", goal.baseline) if goal.baseline else ()),
-            *(("--no-plain",) if args.tiny else ()),
+            *(("--no-plain",) if args.no_plain else ()),
         )
         _require(*runner.run(*words))
     found = read_json(result)
@@ -258,6 +258,7 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--row-length", type=int, default=512)
     parser.add_argument("--prompts", default="held-out")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--no-plain", action="store_true", help="faster; texts not compared")
     parser.add_argument("--tiny", action="store_true", help="a trial on a CPU: no result")
     parser.add_argument("--render", action="store_true", help="only write the page")
     args = parser.parse_args()
@@ -265,7 +266,7 @@ def read_args() -> argparse.Namespace:
         args.device, args.results = "cpu", args.work
         args.num_prompts, args.answer_tokens, args.concurrency = 48, 64, 8
         args.train_minutes, args.num_rows, args.row_length = 0.25, 8, 128
-        args.max_tokens = 24
+        args.max_tokens, args.no_plain = 24, True
     if args.device is None and not args.render:
         from paceline.serve.install import find_device
 
