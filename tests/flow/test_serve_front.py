@@ -75,6 +75,9 @@ def _metric(served: Served, name: str) -> float:
 def _check_end(served: Served) -> None:
     """SIGTERM: what is held is answered, new requests get a 503 with Retry-After, exit code 0."""
     backs = served.backs()
+    with pytest.raises(urllib.error.HTTPError) as deadly:
+        _complete(served.port, 1, prompt="Once")  # one token: it would end the engine
+    assert deadly.value.code == 400
     answers: list[dict[str, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(_complete(served.port, 120)))
     asking.start()
@@ -94,8 +97,8 @@ def _check_end(served: Served) -> None:
     assert not any(session_members(back) for back in backs)
 
 
-def _complete(port: int, max_tokens: int) -> dict[str, Any]:
-    body = {"prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+def _complete(port: int, max_tokens: int, *, prompt: str = "Once upon a time") -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
     call = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         data=json.dumps(body).encode(),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import EngineError
 from paceline.serve.conductor import Conductor
 from paceline.serve.exposition import FrontMetrics
-from paceline.serve.relay import GaveUp, ask_whole, relay_stream
+from paceline.serve.relay import GaveUp, ask_whole, read_tokenizer, relay_stream
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -29,19 +29,32 @@ _GENERATING = ("/v1/completions", "/v1/chat/completions")
 _PASSED_GET = ("/v1/models", "/version")
 _PASSED_POST = ("/tokenize", "/detokenize")
 _MAX_BODY_BYTES = 32 * 2**20
+_LONGEST_TOKEN = 256  # characters
+_ONE_TOKEN = (
+    "a prompt of one token ends vLLM 0.31.0's CPU engine on a target with recurrent layers"
+    " (causal_conv1d_fwd_cpu); send two tokens or more"
+)
 _RETRY_FULL_S, _RETRY_DRAIN_S = 1, 10
 
 
 class Front:
     """Answers every request on the public port. is_draining: nothing new is taken."""
 
-    def __init__(self, conductor: Conductor, metrics: FrontMetrics, tokenizer_path: Path) -> None:
+    def __init__(
+        self,
+        conductor: Conductor,
+        metrics: FrontMetrics,
+        tokenizer_path: Path,
+        *,
+        dies_on_one_token: bool = False,
+    ) -> None:
         self.conductor = conductor
         self.metrics = metrics
         self.num_held = 0
         self.is_started = False
         self.is_draining = False
         self._tokenizer_path = tokenizer_path
+        self._dies_on_one_token = dies_on_one_token
 
     def build_app(self) -> web.Application:
         from aiohttp import web
@@ -128,10 +141,25 @@ class Front:
         data = await request.read()
         if request.path in _GENERATING:
             body = _read_body(data)
+            if body is not None and self._has_one_token(body):
+                return _error(400, _ONE_TOKEN), "refused", ()
             if body is not None and body.get("stream"):
                 return await relay_stream(self.conductor, request, body, self._tokenizer_path)
         whole = await ask_whole(self.conductor, request.method, request.path, request.headers, data)
         return whole.build_response(), whole.outcome, whole.speculation
+
+    def _has_one_token(self, body: dict[str, Any]) -> bool:
+        """Whether a prompt of the request would kill the engine for everyone."""
+        prompt = body.get("prompt")
+        if not self._dies_on_one_token or not isinstance(prompt, (str, list)):
+            return False
+        several = isinstance(prompt, list) and any(isinstance(part, (str, list)) for part in prompt)
+        for one in prompt if several else [prompt]:
+            if isinstance(one, str) and len(one) <= _LONGEST_TOKEN:
+                one = read_tokenizer(self._tokenizer_path).encode(one).ids
+            if isinstance(one, list) and len(one) == 1:
+                return True
+        return False
 
 
 def _read_body(data: bytes) -> dict[str, Any] | None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.serve.back import BASE, Back
 from paceline.serve.conductor import Conductor
-from paceline.serve.resume import BrokenStream, LostStream, Stream
+from paceline.serve.resume import BrokenStream, Decode, LostStream, Stream
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["GaveUp", "Whole", "ask_whole", "relay_stream"]
+__all__ = ["GaveUp", "Whole", "ask_whole", "read_tokenizer", "relay_stream"]
 
 _MAX_ASKS = 3
 _BROKEN = "the server was lost and the answer cannot be continued exactly from here; ask again"
@@ -221,12 +221,17 @@ async def _read_events(
 
 
 @functools.lru_cache(maxsize=1)
-def _open_decoder(path: Path) -> Any:
-    """How vLLM turns tokens into streamed text: each token's share, after the prompt."""
+def read_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def _open_decoder(path: Path) -> Decode:
+    """How vLLM turns tokens into streamed text: each token's share, after the prompt."""
     from tokenizers.decoders import DecodeStream
 
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = read_tokenizer(path)
 
     def decode(prompt_ids: Sequence[int], ids: Sequence[int]) -> list[str]:
         stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["BrokenStream", "LostStream", "Stream", "explain_not_resumable"]
+__all__ = ["BrokenStream", "Decode", "LostStream", "Stream", "explain_not_resumable"]
 
 # parameters under which an answer may go on from its tokens; None: whatever the value
 _RESUMABLE: Mapping[str, tuple[Any, ...] | None] = {

@@ -98,7 +98,12 @@ async def _serve(
 
     metrics = FrontMetrics()
     conductor = Conductor(plan, plain, operation, log_path=log_path, metrics=metrics, tell=tell)
-    front = Front(conductor, metrics, plan.target.path / "tokenizer.json")
+    front = Front(
+        conductor,
+        metrics,
+        plan.target.path / "tokenizer.json",
+        dies_on_one_token=plan.device == "cpu" and plan.target.is_hybrid,
+    )
     told = _Signals(conductor)
     runner = web.AppRunner(
         front.build_app(), handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_S

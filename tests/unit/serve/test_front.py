@@ -209,6 +209,22 @@ def test_what_is_no_request_is_for_vllm_to_refuse(play: Callable[..., None]) -> 
     play(scene, refuses)
 
 
+def test_a_prompt_that_ends_the_engine_never_reaches_it(play: Callable[..., None]) -> None:
+    """vLLM 0.31.0, CPU, recurrent layers: a prefill of one token is a fatal error."""
+
+    async def scene(world: World) -> None:
+        assert (await world.post({"prompt": "Once"}))[0] == 200  # another device or target
+        world.front._dies_on_one_token = True
+        for prompt in ("Once", [7], ["Once upon", "Once"], [[1, 2], [7]]):
+            for stream in (False, True):
+                status, _, text = await world.post({"prompt": prompt, "stream": stream})
+                assert (status, "one token" in text) == (400, True), prompt
+        for prompt in ("Once upon", [7, 8], ["Once upon"], [[1, 2]]):
+            assert (await world.post({"prompt": prompt}))[0] == 200, prompt
+
+    play(scene, answer)
+
+
 def test_a_whole_answer_is_asked_again_of_the_next_server(play: Callable[..., None]) -> None:
     async def scene(world: World) -> None:
         world.dead = {0}
