@@ -151,7 +151,7 @@ def _train(
         draft_tokens=setup.draft_tokens,
         greedy_rows=setup.greedy_rows,
         ranks=ranks,
-        stored=setup.open_states(),
+        stored=setup.states,
     )
     step = DraftStep(module, frozen, source.teacher_head_VD, recipe)
     if ranks.world > 1:

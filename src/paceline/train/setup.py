@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data import Row, StatesPlan, check_states, read_data_record, read_rows
+from paceline.data import Row, check_states, read_data_record, read_rows
 from paceline.draft import read_draft, resolve_draft
 from paceline.errors import RecipeError
 from paceline.records import build_provenance, sha256_file
@@ -34,20 +34,12 @@ __all__ = ["Setup", "build_setup", "special_tokens", "with_num_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class States:
-    """A checked folder of stored states. rows: of the whole data folder, as they are numbered."""
-
-    path: Path
-    plan: StatesPlan
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Setup:
     """Everything fixed before the first step.
 
     run: what a checkpoint must share to be gone on from. draft_tokens: target ids of a reduced
-    vocabulary, ascending, or None. num_cut: rows longer than max_length.
+    vocabulary, ascending, or None. num_cut: rows longer than max_length. states: read in place of
+    running the target; None runs it.
     """
 
     recipe: Recipe
@@ -60,18 +52,7 @@ class Setup:
     draft_tokens: tuple[int, ...] | None
     config: dict[str, Any]
     started_from: dict[str, Any]
-    states: States | None = None
-
-    def open_states(self) -> StoredStates | None:
-        """What is read in place of running the target; None runs it."""
-        if self.states is None:
-            return None
-        return StoredStates(
-            self.states.path,
-            self.states.plan,
-            self.states.rows,
-            aux_layer_ids=self.aux_layer_ids,
-        )
+    states: StoredStates | None = None
 
     @property
     def greedy_rows(self) -> bool:
@@ -196,7 +177,7 @@ def build_setup(
                 where=recipe.path,
                 expected="the same",
             )
-        states = States(path=Path(states_dir), plan=plan, rows=tuple(given))
+        states = StoredStates(states_dir, plan, given, aux_layer_ids=aux_layer_ids)
     return Setup(
         **fixed,
         states=states,

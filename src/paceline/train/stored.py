@@ -165,6 +165,7 @@ class StoredStates:
         aux_layer_ids: Sequence[int],
     ) -> None:
         """plan: of a checked folder (`check_states`); rows: of the whole data folder."""
+        self.plan = plan
         self._dir, self._width = Path(states_dir), plan.hidden_size
         self._file_of = {n: name for name, numbers in plan.files for n in numbers}
         self._number_of = {row.row_id: number for number, row in enumerate(rows)}
