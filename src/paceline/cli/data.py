@@ -135,7 +135,7 @@ def states(
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
 ) -> None:
-    """Store the target's states over the rows, to train from without it.
+    """Store the target's states over the rows, to train from.
 
     Prints what they take on the disk first, and refuses what does not fit.
     """

@@ -56,9 +56,9 @@ def tune(
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
 ) -> None:
-    """Search the serving settings of a target: drafts, K, and the engine's own, one at a time.
+    """Search drafts, K and engine settings for the fastest serving.
 
-    Every trial is a fresh engine and the same requests. Writes serve.toml for `paceline serve
+    One setting at a time. Every trial is a fresh engine and the same requests. Writes serve.toml for `paceline serve
     --config`, the plain command line, and every number; stopped, it goes on where it was.
     """
     from paceline.cli.bench import read_regimes

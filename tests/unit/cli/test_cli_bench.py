@@ -58,7 +58,7 @@ def test_two_servers_side_by_side(run: Run, tmp_path: Path) -> None:
     result = read_json(out)
     assert (result["format"], result["prompts"]) == ("paceline-bench/1", "unique")
     speedup = result["arms"]["server"]["speedup"]
-    assert 1.5 < speedup["mean"] < 3.2  # 3 where sleeping were exact
+    assert 1.2 < speedup["mean"] < 9  # 3 on an idle machine, where sleeping were exact
     assert speedup["low"] < speedup["mean"] < speedup["high"]
     assert result["arms"]["baseline"]["speedup"] is None
     assert "server: mean speed-up over 2 regimes" in done.out
