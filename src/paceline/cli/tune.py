@@ -58,8 +58,9 @@ def tune(
 ) -> None:
     """Search drafts, K and engine settings for the fastest serving.
 
-    One setting at a time. Every trial is a fresh engine and the same requests. Writes serve.toml for `paceline serve
-    --config`, the plain command line, and every number; stopped, it goes on where it was.
+    One setting at a time. Every trial is a fresh engine and the same requests. Writes serve.toml
+    for `paceline serve --config`, the plain command line, and every number; stopped, it goes on
+    where it was.
     """
     from paceline.cli.bench import read_regimes
     from paceline.cli.tune_run import EngineBench, read_drafts
