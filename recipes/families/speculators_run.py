@@ -2,7 +2,7 @@
 
     PYTHON speculators_run.py STEPS.jsonl [--on-cpu] OPTION …
 
-On a GPU nothing of speculators 0.9.0 is changed; its own metrics give the tokens of a step.
+Its own metrics give the tokens of a step; --max-steps is made to end the run at that step.
 --on-cpu lets it run where there is no accelerator, which it asks for in four places: for trials.
 """
 
@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from typing import Any
 
 
 class Steps(logging.Handler):
@@ -52,13 +53,26 @@ def main() -> None:
     if words[0] == "--on-cpu":
         words = words[1:]
         run_on_cpu()
-    from speculators.train.cli import main as train
+    from speculators.train import cli, trainer
     from speculators.train.config import TrainConfig
 
-    logger = logging.getLogger("speculators.metrics")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(Steps(path))
-    train(TrainConfig.resolve(words))
+    set_up, run_training = cli.setup_metric_logger, trainer.Trainer.run_training
+
+    def set_up_and_listen(**settings: Any) -> None:  # setting up removes what listens before
+        set_up(**settings)
+        logger = logging.getLogger("speculators.metrics")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(Steps(path))
+
+    def run_to_the_step(self: Any) -> Any:
+        """--max-steps ends an epoch, and each later one after a step: so no more than it takes."""
+        num_epochs = -(-self.config.max_steps // len(self.train_loader))
+        self.config = self.config._replace(num_epochs=num_epochs)
+        return run_training(self)
+
+    cli.setup_metric_logger = set_up_and_listen
+    trainer.Trainer.run_training = run_to_the_step
+    cli.main(TrainConfig.resolve(words))
 
 
 if __name__ == "__main__":
