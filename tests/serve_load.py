@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -89,7 +90,10 @@ def serve_target(arguments: Sequence[str], *, start_s: float = 240.0) -> Iterato
         port = free.getsockname()[1]
     command = [sys.executable, "-c", "from paceline.cli import main; main()", "serve"]
     process = subprocess.Popen(
-        [*command, *arguments, "--port", str(port)], stdout=subprocess.PIPE, text=True
+        [*command, *arguments, "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_end_with_this,
     )
     served = Served(process=process, port=port, lines=[])
     deadline = time.monotonic() + start_s
@@ -112,6 +116,10 @@ def serve_target(arguments: Sequence[str], *, start_s: float = 240.0) -> Iterato
         with contextlib.suppress(OSError):
             served.lines.extend((process.stdout.read() or "").splitlines())
         assert not any(session_members(back) for back in backs)
+
+
+def _end_with_this() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a killed test leaves no server
 
 
 def build_questions(target: TargetFacts, count: int, *, max_tokens: int) -> list[Question]:

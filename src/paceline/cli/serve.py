@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -132,6 +134,12 @@ def serve(
         port=port,
         operation=operation,
         log_path=log,
-        on_ready=say,
-        tell=say,
+        on_ready=_tell,
+        tell=_tell,
     )
+
+
+def _tell(text: str) -> None:
+    """A line with its time. Nobody reading it any more must not end the server."""
+    with contextlib.suppress(OSError):
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,17 @@ def test_mistakes_are_told(run: Run, tmp_path: Path, words: tuple[str, ...], exp
     assert done.code == 2
     assert expected in done.err
     assert not out.exists()
+
+
+def test_a_server_outlives_whoever_read_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.cli.serve import _tell
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    _tell("the draft stopped helping")
 
 
 def test_a_search_is_resumed_shown_and_written(
