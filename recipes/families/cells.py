@@ -211,6 +211,7 @@ def _score(score: Mapping[str, Any]) -> str:
 def _replay(replay: Mapping[str, Any] | None) -> str:
     if replay is None:
         return _NOT_MEASURED
-    ties = f", {replay['num_near_tie']} near ties" if replay["num_near_tie"] else ""
+    num = replay["num_near_tie"]
+    ties = f", {num} near tie{'' if num == 1 else 's'}" if num else ""
     real = f", {replay['num_real']} real" if replay["num_real"] else ""
     return f"{replay['num_agree']} of {replay['num_steps']}{ties}{real}"

@@ -125,7 +125,7 @@ def test_records_of_two_machines_make_one_page(cells: Any, tmp_path: Path) -> No
     row = next(line for line in page.splitlines() if line.startswith("| mtp | 2.00"))
     assert row == (
         "| mtp | 2.00 (2.00) | 2.50 ± 0.25 | 2.00 | 1.500 | 120.0 (110.0 to 130.0) "
-        "| 9 of 10, 1 near ties |"
+        "| 9 of 10, 1 near tie |"
     )
     assert "| mtp | not served here |" in page
     assert "- mtp: this engine has no kernel for it.\n" in page
