@@ -120,9 +120,7 @@ def test_a_busy_server_is_asked_again_and_a_stopped_run_goes_on(
     assert len(seen) == 12 - done + 3
 
 
-def test_answers_under_way_when_another_fails_are_kept(
-    target: TargetFacts, tmp_path: Path
-) -> None:
+def test_answers_under_way_when_another_fails_are_kept(target: TargetFacts, tmp_path: Path) -> None:
     changes = {"tokenizer": open_tokenizer(target), "statuses": [200, 400, 200, 400], "slow": 0.3}
     with server(**changes) as (url, seen), pytest.raises(EngineError, match="400"):
         answer(url, target, tmp_path)
