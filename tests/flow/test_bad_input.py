@@ -32,6 +32,10 @@ max_length = 128
 """
 
 
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Command:
     """A running `paceline WORDS`."""
 
@@ -42,7 +46,7 @@ class Command:
                 [PACELINE, *map(str, words)], stdout=file, stderr=subprocess.PIPE, text=True
             )
         self.pid = self._process.pid
-        self._engines: list[int] = []
+        self._started: list[int] = []
 
     def wait_until(self, holds: Callable[[], bool], *, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -50,11 +54,13 @@ class Command:
             assert self._process.poll() is None, self._process.communicate()
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.02)
-        self._engines = self.engines()
+        self._started = _children(self.pid)
+        self._started += [pid for child in self._started for pid in _children(child)]
 
     def engines(self) -> list[int]:
-        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        return [int(word) for word in text.split() if session_members(int(word))]
+        """Forked by the command's one child."""
+        (server,) = _children(self.pid)
+        return [pid for pid in _children(server) if session_members(pid)]
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
@@ -62,7 +68,7 @@ class Command:
     def finish(self) -> Outcome:
         """Waits for the end; no engine process and no staging folder may be left."""
         err = self._process.communicate(timeout=60.0)[1]
-        assert not any(session_members(pid) for pid in self._engines)
+        assert not any(session_members(pid) for pid in self._started)
         assert not list(Path("/tmp").glob(f"paceline-{self.pid}-*"))
         return Outcome(code=self._process.returncode, out=self.log.read_text(), err=err)
 

@@ -16,6 +16,7 @@ from paceline.serve.checks import check_plan
 from paceline.serve.model_free import read_proposer
 from paceline.serve.plan import Plan
 from paceline.serve.process import EngineProcess, build_child_env
+from paceline.serve.requests import check_ids, check_requests, read_answer, show_request
 from paceline.serve.staging import make_staging, remove_staging
 
 __all__ = ["VllmEndpoint", "check_facts", "launch", "resolve_engine_args", "start"]
@@ -171,16 +172,16 @@ class VllmEndpoint:
         """
         if not requests:
             return []
-        self._check_requests(requests, concurrency)
+        check_requests(self.plan, requests, concurrency)
         answers: list[Answer | None] = [None] * len(requests)
 
         def take(event: dict[str, Any]) -> None:
             index = event["index"]
-            answers[index] = answer = _read_answer(requests[index], event)
+            answers[index] = answer = read_answer(requests[index], event)
             if on_answer is not None:
                 on_answer(answer)
 
-        message = {"requests": [_show_request(request) for request in requests]}
+        message = {"requests": [show_request(request) for request in requests]}
         self._ask("generate", {**message, "concurrency": concurrency}, take)
         done = [answer for answer in answers if answer is not None]
         if len(done) != len(requests):
@@ -192,7 +193,7 @@ class VllmEndpoint:
         if not prefixes:
             return []
         for number, prefix in enumerate(prefixes):
-            self._check_ids(f"prefix {number}", prefix, 1)
+            check_ids(self.plan, f"prefix {number}", prefix, 1)
         if not 1 <= top <= 20:
             raise PlanError(f"top = {top}", expected="1 to 20, what vLLM returns")
         message = {
@@ -212,8 +213,8 @@ class VllmEndpoint:
         if not texts:
             return []
         for number, (prompt_ids, output_ids) in enumerate(texts):
-            self._check_ids(f"prompt of text {number}", prompt_ids, 1)
-            self._check_ids(f"text {number}", [*prompt_ids, *output_ids], 1)
+            check_ids(self.plan, f"prompt of text {number}", prompt_ids, 1)
+            check_ids(self.plan, f"text {number}", [*prompt_ids, *output_ids], 1)
         message = {
             "texts": [
                 {"prompt_ids": list(prompt_ids), "output_ids": list(output_ids)}
@@ -304,37 +305,6 @@ class VllmEndpoint:
         self.close()
         return error
 
-    def _check_requests(self, requests: Sequence[Request], concurrency: int) -> None:
-        if not 1 <= concurrency <= self.plan.max_num_seqs:
-            raise PlanError(
-                f"concurrency {concurrency}",
-                expected=f"1 to {self.plan.max_num_seqs}, the engine's max_num_seqs",
-                fix="Plan the engine with a larger max_num_seqs.",
-            )
-        for request in requests:
-            if request.sampling.max_tokens < 1:
-                raise PlanError("max_tokens is below 1", where=f"request {request.request_id}")
-            where = f"request {request.request_id}"
-            self._check_ids(where, request.prompt_ids, request.sampling.max_tokens)
-
-    def _check_ids(self, where: str, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        vocab_size, limit = self.plan.target.vocab_size, self.plan.max_model_len
-        if not prompt_ids:
-            raise PlanError("the prompt is empty", where=where)
-        if not all(0 <= token < vocab_size for token in prompt_ids):
-            raise PlanError(
-                "the prompt holds a token id that the target does not have",
-                where=where,
-                expected=f"ids from 0 to {vocab_size - 1}",
-            )
-        if len(prompt_ids) + max_tokens > limit:
-            raise PlanError(
-                f"{len(prompt_ids)} prompt tokens and {max_tokens} new ones do not fit",
-                where=where,
-                expected=f"at most max_model_len = {limit} together",
-                fix="Plan the engine with a larger max_model_len, or shorten the prompt.",
-            )
-
 
 _DOING = {
     "generate": "generating",
@@ -344,37 +314,3 @@ _DOING = {
     "memory": "measuring memory",
     "inspect": "looking into the worker",
 }
-
-
-def _show_request(request: Request) -> dict[str, Any]:
-    sampling = request.sampling
-    return {
-        "prompt_ids": list(request.prompt_ids),
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": sampling.seed,
-        "ignore_eos": sampling.ignore_eos,
-    }
-
-
-def _read_answer(request: Request, event: Mapping[str, Any]) -> Answer:
-    if event["finish_reason"] not in ("stop", "length"):
-        raise EngineError(
-            f"a request ended with {event['finish_reason']!r}",
-            where=f"request {request.request_id}",
-            expected="stop or length",
-        )
-    accepted, drafted = event["accepted"], event["drafted"]
-    return Answer(
-        request_id=request.request_id,
-        prompt_ids=tuple(request.prompt_ids),
-        output_ids=tuple(event["output_ids"]),
-        finish_reason=event["finish_reason"],
-        sent_at_s=event["sent_at_s"],
-        chunk_times_s=tuple(event["chunk_times_s"]),
-        chunk_tokens=tuple(event["chunk_tokens"]),
-        per_step_accepted=None if accepted is None else tuple(accepted),
-        per_step_drafted=None if drafted is None else tuple(drafted),
-    )

@@ -16,6 +16,7 @@ from paceline.errors import EngineError
 from paceline.serve.conductor import Conductor
 from paceline.serve.exposition import FrontMetrics
 from paceline.serve.relay import GaveUp, ask_whole, read_tokenizer, relay_stream
+from paceline.serve.requests import ONE_TOKEN_ENDS_IT
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -30,10 +31,6 @@ _PASSED_GET = ("/v1/models", "/version")
 _PASSED_POST = ("/tokenize", "/detokenize")
 _MAX_BODY_BYTES = 32 * 2**20
 _LONGEST_TOKEN = 256  # characters
-_ONE_TOKEN = (
-    "a prompt of one token ends vLLM 0.31.0's CPU engine on a target with recurrent layers"
-    " (causal_conv1d_fwd_cpu); send two tokens or more"
-)
 _RETRY_FULL_S, _RETRY_DRAIN_S = 1, 10
 
 
@@ -142,7 +139,7 @@ class Front:
         if request.path in _GENERATING:
             body = _read_body(data)
             if body is not None and self._has_one_token(body):
-                return _error(400, _ONE_TOKEN), "refused", ()
+                return _error(400, f"{ONE_TOKEN_ENDS_IT}; send two tokens or more"), "refused", ()
             if body is not None and body.get("stream"):
                 return await relay_stream(self.conductor, request, body, self._tokenizer_path)
         whole = await ask_whole(self.conductor, request.method, request.path, request.headers, data)

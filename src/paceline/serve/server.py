@@ -19,6 +19,7 @@ from paceline.serve.conductor import Conductor, Operation
 from paceline.serve.exposition import FrontMetrics
 from paceline.serve.front import Front
 from paceline.serve.plan import Plan, build_plan
+from paceline.serve.requests import dies_on_one_token
 
 __all__ = ["build_plain_plan", "serve_http"]
 
@@ -102,7 +103,7 @@ async def _serve(
         conductor,
         metrics,
         plan.target.path / "tokenizer.json",
-        dies_on_one_token=plan.device == "cpu" and plan.target.is_hybrid,
+        dies_on_one_token=dies_on_one_token(plan),
     )
     told = _Signals(conductor)
     runner = web.AppRunner(

@@ -17,8 +17,10 @@ import pytest
 
 from paceline.endpoint import Request, Sampling
 from paceline.errors import EngineError, PlanError
-from paceline.serve import Plan, VllmEndpoint, start
+from paceline.serve import Plan, VllmEndpoint, build_plan, start
 from paceline.serve.process import session_members
+from paceline.serve.requests import check_ids
+from paceline.target import read_target
 
 Play = Callable[..., None]
 
@@ -248,3 +250,11 @@ def test_the_engine_dies_with_a_killed_parent(tmp_path: Path) -> None:
     while session_members(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert session_members(child) == []
+
+
+def test_one_token_is_refused_where_it_would_end_the_engine() -> None:
+    hybrid, dense = (build_plan(read_target(name), device="cpu") for name in ("pocket", "smollm2"))
+    with pytest.raises(PlanError, match="a prompt of one token"):
+        check_ids(hybrid, "request r", (1,), 4)
+    check_ids(hybrid, "request r", (1, 2), 4)
+    check_ids(dense, "request r", (1,), 4)
