@@ -19,6 +19,7 @@ _NOISE = re.compile(
 )
 _PREFIX = re.compile(r"^(\([\w-]+ pid=\d+\)\s?)?(ERROR \d\d-\d\d [\d:]+ \[[^\]]*\]\s?)?")
 # pattern in the message or log -> (cause, what to do)
+_NUM_MEMORY = 2  # the first ones also end a process by a signal; the others raise
 _CAUSES = (
     (
         r"CUDA out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|bad_alloc",
@@ -104,11 +105,13 @@ def _headline(message: str) -> str:
 
 
 def _guess(message: str, lines: list[str], exit_code: int | None) -> tuple[str, str]:
+    by_signal = exit_code is not None and exit_code < 0 and not message
     for text in (message, "\n".join(lines)):
-        for pattern, cause, fix in _CAUSES:
+        for pattern, cause, fix in _CAUSES[:_NUM_MEMORY] if by_signal else _CAUSES:
             if text and re.search(pattern, text):
                 return cause, fix
-    if exit_code is not None and exit_code < 0 and not message:
+    if by_signal:
+        assert exit_code is not None
         name = signal.Signals(-exit_code).name
         if exit_code == -signal.SIGKILL:
             return f"{name}, from outside: often the system ran out of memory", ""

@@ -20,10 +20,12 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-__all__ = ["MESSAGE_BYTES", "main"]
+from paceline.serve.forking import MESSAGE_BYTES
 
-MESSAGE_BYTES = 1 << 18
+__all__ = ["main"]
+
 _LOADED = (
+    "vllm.logger",  # first, so that what is said next has its level
     "paceline.serve.child",
     "paceline.serve.inspector",
     "vllm.engine.arg_utils",

@@ -15,10 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from paceline.serve.fork_server import MESSAGE_BYTES
+__all__ = ["MESSAGE_BYTES", "ForkedEngine", "fork_engine"]
 
-__all__ = ["ForkedEngine", "fork_engine"]
-
+MESSAGE_BYTES = 1 << 18
 _STARTUP_S = 120.0
 _LOOK_S = 0.02
 _KILLED = -9

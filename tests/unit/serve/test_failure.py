@@ -45,6 +45,22 @@ def test_causes(tmp_path: Path, message: str, exit_code: int, cause: str) -> Non
     assert error.exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("said", "exit_code", "cause"),
+    [
+        ("No module named 'vllm._deepselect_C'", -signal.SIGKILL, "SIGKILL, from outside"),
+        ("No module named 'vllm._deepselect_C'", 1, "a package is missing"),
+        ("terminate called after throwing: std::bad_alloc", -signal.SIGABRT, "not enough memory"),
+    ],
+)
+def test_what_was_said_before_a_signal_is_seldom_its_cause(
+    tmp_path: Path, said: str, exit_code: int, cause: str
+) -> None:
+    log = tmp_path / "x.log"
+    log.write_text(said + "\n")
+    assert cause in str(explain("died", message="", exit_code=exit_code, log_path=log))
+
+
 def test_pydantic_counts_errors_first(tmp_path: Path) -> None:
     message = "ValidationError: 1 validation error for X\n  Value error, K is odd [type=v]\n  more"
     text = str(explain("failed", message=message, exit_code=1, log_path=tmp_path / "x.log"))
