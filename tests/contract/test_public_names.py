@@ -313,6 +313,7 @@ NAMES: dict[str, list[str]] = {
         "read_serve_config",
         "serve_http",
         "start",
+        "start_ahead",
         "with_step_clock",
     ],
     "target": [

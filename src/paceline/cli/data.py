@@ -54,11 +54,14 @@ def answer(
     """Let the target answer prompts for a draft to learn from."""
     from paceline.data import answer_prompts, open_tokenizer, read_prompts, require_few_rejected
     from paceline.endpoint import Sampling
+    from paceline.serve import start_ahead
     from paceline.target import read_target
 
     prompt_set = read_prompts(prompts)
     require_few_rejected(prompt_set)
     facts = read_target(target)
+    if not server:
+        start_ahead(device)
     open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (

@@ -80,6 +80,7 @@ def measure_drafts(
     seed: of the order in which arms take turns, and of the resamples.
     """
     from paceline.rules import read_rules
+    from paceline.serve import start_ahead
     from paceline.target import read_target
 
     rules = read_rules(rules_name)
@@ -87,6 +88,7 @@ def measure_drafts(
     if baseline is None and not against_itself:
         baseline = _choose_baseline(draft, rules, target)
     require_protocol(baseline, cycles, against_itself)
+    start_ahead(device)
     questions = build_questions(prompts, target, rules, max_tokens=max_tokens, thinking=thinking)
     arms = plan_arms(
         target,

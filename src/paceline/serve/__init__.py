@@ -7,6 +7,7 @@ from paceline.serve.confined import open_confined
 from paceline.serve.endpoint import VllmEndpoint, start
 from paceline.serve.install import VLLM_VERSION, find_device
 from paceline.serve.plan import Plan, build_plan, describe_plan
+from paceline.serve.process import start_ahead
 from paceline.serve.run_case import RunCase, Told
 from paceline.serve.run_rules import check_observed
 from paceline.serve.sandbox import Isolation, find_isolation
@@ -50,5 +51,6 @@ __all__ = [
     "read_serve_config",
     "serve_http",
     "start",
+    "start_ahead",
     "with_step_clock",
 ]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-__all__ = ["MESSAGE_BYTES", "ForkedEngine", "fork_engine"]
+__all__ = ["MESSAGE_BYTES", "ForkedEngine", "fork_engine", "prepare_forks"]
 
 MESSAGE_BYTES = 1 << 18
 _STARTUP_S = 120.0
@@ -76,12 +76,10 @@ class _Server:
         return self.codes.get(pid)
 
     def close(self) -> None:
+        """Ends it, in the middle of an import too; engines that are left end with it."""
         self._line.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5.0)
-        if self.alive:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
     def _read(self, *, timeout_s: float) -> dict[str, Any] | None:
         if not select.select([self._line], [], [], timeout_s)[0]:
@@ -117,6 +115,12 @@ class ForkedEngine:
 _current: _Server | None = None
 
 
+def prepare_forks(env: Mapping[str, str]) -> None:
+    """Starts the fork server: ready, or nearly so, when the first engine is wanted."""
+    with open(os.devnull, "ab") as log:
+        _find_server(env, log)
+
+
 def fork_engine(
     words: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, writer: int
 ) -> ForkedEngine | None:
@@ -126,22 +130,27 @@ def fork_engine(
     names OMP_NUM_THREADS. None when there is no forking here: the engine is then started as a
     command. Not from two threads at once.
     """
-    global _current
-    if _current is not None and not (_current.alive and _current.threads == env["OMP_NUM_THREADS"]):
-        _close()
-    if _current is None:
-        _current = _Server(env, log)
+    server = _find_server(env, log)
     reader, stdin = os.pipe()
     try:
         request = {"words": list(words), "env": dict(env)}
-        pid = _current.fork(request, (reader, log.fileno(), writer))
+        pid = server.fork(request, (reader, log.fileno(), writer))
     finally:
         os.close(reader)
     if pid is None:
         os.close(stdin)
         _close()
         return None
-    return ForkedEngine(_current, pid, open(stdin, "wb"))
+    return ForkedEngine(server, pid, open(stdin, "wb"))
+
+
+def _find_server(env: Mapping[str, str], log: BinaryIO) -> _Server:
+    global _current
+    if _current is not None and not (_current.alive and _current.threads == env["OMP_NUM_THREADS"]):
+        _close()
+    if _current is None:
+        _current = _Server(env, log)
+    return _current
 
 
 @atexit.register

@@ -162,7 +162,7 @@ def build_plan(
         runner=runner,
         num_threads=num_threads,
         engine_args=engine_args,
-        env=_build_env(device, runner, num_threads),
+        env=build_env(device, runner, num_threads),
         notes=tuple(notes),
     )
 
@@ -274,7 +274,8 @@ def _default_kv_bytes(
     return max(wanted, one, _KV_FLOOR_BYTES)
 
 
-def _build_env(device: str, runner: str, num_threads: int | None) -> dict[str, str]:
+def build_env(device: str, runner: str, num_threads: int | None) -> dict[str, str]:
+    """What an engine's environment holds beside the caller's own."""
     env = {
         "VLLM_PLUGINS": "",
         "VLLM_NO_USAGE_STATS": "1",

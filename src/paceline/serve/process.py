@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -19,10 +20,11 @@ import paceline
 from paceline.errors import EngineError
 from paceline.records import storage_errors
 from paceline.serve.failure import explain
-from paceline.serve.forking import ForkedEngine, fork_engine
-from paceline.serve.install import engine_python
+from paceline.serve.forking import ForkedEngine, fork_engine, prepare_forks
+from paceline.serve.install import engine_python, find_device
+from paceline.serve.plan import build_env
 
-__all__ = ["EngineProcess", "build_child_env", "end_session", "session_members"]
+__all__ = ["EngineProcess", "build_child_env", "end_session", "session_members", "start_ahead"]
 
 _KEPT_VLLM = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_LOGGING_LEVEL")
 
@@ -33,14 +35,7 @@ def build_child_env(plan_env: Mapping[str, str], staging: Path) -> dict[str, str
     Another interpreter finds the paceline package through a link in the staging folder, so that
     nothing else of this environment gets in its way.
     """
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("VLLM_") or name in _KEPT_VLLM
-    }
-    env.update(plan_env)
-    env["PYTHONSAFEPATH"] = "1"
-    env["PYTHONUNBUFFERED"] = "1"
+    env = _own_env(plan_env)
     library = staging / "library"
     if not library.exists():
         library.mkdir()
@@ -48,6 +43,27 @@ def build_child_env(plan_env: Mapping[str, str], staging: Path) -> dict[str, str
     before = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{library}{os.pathsep}{before}" if before else str(library)
     return env
+
+
+def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("VLLM_") or name in _KEPT_VLLM
+    }
+    return {**kept, **plan_env, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def start_ahead(device: str | None) -> None:
+    """Lets vLLM be imported while the caller still prepares what it will ask an engine.
+
+    For engines on a CPU with a thread for each core; otherwise, or without vLLM here, nothing.
+    """
+    if (device or find_device()) != "cpu" or engine_python() != sys.executable:
+        return
+    if importlib.util.find_spec("vllm") is not None:
+        threads = len(os.sched_getaffinity(0))
+        prepare_forks(_own_env(build_env("cpu", "v1", threads)))
 
 
 def session_members(session: int) -> list[int]:
