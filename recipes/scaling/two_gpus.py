@@ -2,8 +2,8 @@
 
     python recipes/scaling/two_gpus.py --smollm2 smollm2 --pocket pocket --out OUT
 
-Writes OUT/two_gpus.json after every stage and prints a table; under eight minutes in all. Stages
-(`--stage answers`, `train`, `accept`; all three when left out) hand over in --work, so that a run
+Writes OUT/two_gpus.json after every stage and prints a table; about nine minutes in all. Stages
+(`--stage answers`, `train`, `serve`; all three when left out) hand over in --work, so that a run
 that was cut off goes on with the next one. `--data FOLDER` takes rows of smollm2's own answers in
 place of the stage `answers`. Small enough to try on two CPU cores, with gloo in NCCL's place:
 
@@ -45,7 +45,6 @@ from paceline.data import (  # noqa: E402
     read_rows,
     rows_from_conversations,
 )
-from paceline.draft import read_draft  # noqa: E402
 from paceline.endpoint import Sampling  # noqa: E402
 from paceline.records import build_provenance, write_json  # noqa: E402
 from paceline.target import read_target  # noqa: E402
@@ -308,44 +307,38 @@ def compare(runs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# acceptance: all results along the same texts, as serving would walk them
+# acceptance: what was trained, served on the same prompts
 
 
-def accept(args: argparse.Namespace) -> dict[str, Any]:
+def serve(args: argparse.Namespace) -> dict[str, Any]:
+    """What one GPU and two trained, each served by vLLM on the same prompts; a target a GPU."""
     workers = [
-        start(args, ["--worker", "accept", "--family", name], gpu=number if not args.tiny else None)
+        start(args, ["--worker", "serve", "--family", name], gpu=number)
         for number, name in enumerate(args.only or RECIPES)
     ]
     finish(workers)
     return {
-        name: json.loads((args.work / f"accept-{name}.json").read_text())
+        name: json.loads((args.work / f"serve-{name}.json").read_text())
         for name in args.only or RECIPES
     }
 
 
-def accept_worker(args: argparse.Namespace) -> None:
-    from paceline.acceptance import build_acceptance
-    from paceline.train.entry import simulate_draft
+def serve_worker(args: argparse.Namespace) -> None:
+    from served_acceptance import compare_lengths, measure_lengths
 
     name, target = args.family, getattr(args, args.family)
-    rows = read_rows(args.work / f"data-{name}")[-args.num_accept :]
-    texts = []
-    for row in rows:
-        at, end = row.loss_spans[-1]
-        texts.append((row.input_ids[:at], row.input_ids[at:end]))
-    found = {}
-    for run in RUNS:
-        draft = read_draft(args.work / "drafts" / f"{name}-{run}")
-        walked = simulate_draft(draft, target, texts, device=args.device)
-        every = [took for steps in walked for took in steps]
-        k = draft.num_speculative_tokens
-        counted = build_acceptance(every, [k] * len(every), num_speculative_tokens=k)
-        found[run] = {
-            "acceptance_length": counted.acceptance_length,
-            "num_steps": counted.num_steps,
-            "position_acceptance": counted.position_acceptance,
-        }
-    write_json(args.work / f"accept-{name}.json", found)
+    one, two = (
+        measure_lengths(
+            target,
+            args.work / "drafts" / f"{name}-{run}",
+            device=args.device,
+            threads=args.threads,
+            num_prompts=args.num_served,
+            max_tokens=args.max_tokens // 4,
+        )
+        for run in ("one", "two")
+    )
+    write_json(args.work / f"serve-{name}.json", compare_lengths(one, two))
 
 
 # processes
@@ -406,10 +399,10 @@ def print_table(log: dict[str, Any]) -> None:
         rows.append((f"{name}, memory a GPU, GiB", f"{memory[0]:.2f}", f"{memory[1]:.2f}", ""))
         for run, worst in part["largest_relative_difference_of_loss"].items():
             rows.append((f"{name}, {run}: loss off by at most", "", f"{worst:.1e}", ""))
-    for name, part in log.get("accept", {}).items():
-        for run, value in part.items():
-            length = f"{value['acceptance_length']:.3f}"
-            rows.append((f"{name}, {run}: simulated length", "", length, ""))
+    for name, part in log.get("serve", {}).items():
+        one, two = (f"{length:.3f}" for length in part["acceptance_length"])
+        verdict = {True: "tie", False: "differs", None: "too few"}[part["within_noise"]]
+        rows.append((f"{name}, served length", one, two, verdict))
     print(f"{'':44}{'1 GPU':>10}{'2 GPUs':>12}{'times':>8}")
     for label, one, two, times in rows:
         print(f"{label:44}{one:>10}{two:>12}{times:>8}")
@@ -428,7 +421,7 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--num-seqs", type=int, default=512, help="in flight in one engine")
     parser.add_argument("--num-steps", type=int, default=100)
-    parser.add_argument("--num-accept", type=int, default=96)
+    parser.add_argument("--num-served", type=int, default=96)
     parser.add_argument("--tiny", action="store_true", help="a few prompts and steps on a CPU")
     parser.add_argument("--worker", choices=[*WORKERS], help=argparse.SUPPRESS)
     parser.add_argument("--of", type=int, default=1, help=argparse.SUPPRESS)
@@ -439,12 +432,16 @@ def read_args() -> argparse.Namespace:
     args.device, args.threads = ("cpu", 1) if args.tiny else ("cuda", None)
     if args.tiny:
         args.num_prompts, args.max_tokens, args.num_seqs = 24, 24, 8
-        args.num_steps, args.num_accept = 12, 4
+        args.num_steps, args.num_served = 12, 4
     return args
 
 
-STAGES = {"answers": answers, "train": train, "accept": accept}
-WORKERS = {"answers": answer_worker, "train": train_worker, "accept": accept_worker}
+STAGES = {"answers": answers, "train": train, "serve": serve}
+WORKERS = {
+    "answers": answer_worker,
+    "train": train_worker,
+    "serve": serve_worker,
+}
 
 
 def main() -> None:
