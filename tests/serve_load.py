@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from process_tree import children_of
 from tokenizers import Tokenizer
 
 from paceline.data import open_tokenizer, read_prompts
@@ -68,9 +69,7 @@ class Served:
 
     def backs(self) -> list[int]:
         """Sessions of its vLLM servers."""
-        pid = self.process.pid
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(word) for word in text.split()]
+        return children_of(self.process.pid)
 
     def engines(self, backs: Sequence[int]) -> list[int]:
         """Processes that compute: vLLM names its engine core and its worker."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PACELINE, Outcome, fill_disk, mounted_disk, run_command
+from process_tree import children_of, descendants_of
 
 from paceline.records import read_json, read_jsonl
 from paceline.serve.process import session_members
@@ -32,10 +33,6 @@ max_length = 128
 """
 
 
-def _children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 class Command:
     """A running `paceline WORDS`."""
 
@@ -54,13 +51,12 @@ class Command:
             assert self._process.poll() is None, self._process.communicate()
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.02)
-        self._started = _children(self.pid)
-        self._started += [pid for child in self._started for pid in _children(child)]
+        self._started = descendants_of(self.pid)
 
     def engines(self) -> list[int]:
         """Forked by the command's one child."""
-        (server,) = _children(self.pid)
-        return [pid for pid in _children(server) if session_members(pid)]
+        (server,) = children_of(self.pid)
+        return [pid for pid in children_of(server) if session_members(pid)]
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PACELINE, run_command, write_jsonl
+from process_tree import descendants_of
 
 from paceline.records import read_json, read_jsonl
 from paceline.rules import read_rules
@@ -48,15 +49,6 @@ def words(folder: Path) -> list[str]:
     ]
 
 
-def list_children(pid: int) -> list[int]:
-    """Every process below this one."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *list_children(int(child))]
-    return found
-
-
 def count_answers(path: Path) -> Counter[tuple[str, str]]:
     rows = read_jsonl(path) if path.exists() else []
     return Counter((row["arm"], row["id"]) for row in rows if row["kind"] == "answer")
@@ -78,7 +70,7 @@ def test_killed_while_it_measures_it_goes_on(folder: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
         raw = list((home / "work").glob("*/hidden/requests.jsonl"))
-    children = list_children(first.pid)
+    children = descendants_of(first.pid)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     kept = count_answers(raw[0])

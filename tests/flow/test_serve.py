@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from process_tree import children_of, parent_of
 
 from paceline.acceptance import build_acceptance, count_decode_steps
 from paceline.draft import Draft, read_draft
@@ -156,11 +157,6 @@ def test_arrays_agree_with_counters_then_death_is_told(
         endpoint.close()
 
 
-def _parent(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[1])
-
-
 def test_a_killed_parent_leaves_no_engine(smollm2: TargetFacts, tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
@@ -177,7 +173,7 @@ def test_a_killed_parent_leaves_no_engine(smollm2: TargetFacts, tmp_path: Path) 
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     engine = int(parent.stdout.readline())
-    server = _parent(engine)
+    server = parent_of(engine)
     assert server != parent.pid
     time.sleep(1.0)
     assert session_members(engine)
@@ -273,7 +269,7 @@ def test_http_server_answers_and_leaves_nothing(
     timing = ask_server(address, find_model(address))(asked)  # as `paceline bench --url` asks
     assert timing.num_tokens == 8
     assert 0 < timing.ttft_ms < timing.latency_ms
-    servers = [pid for pid in _children(operator.pid) if session_members(pid)]
+    servers = [pid for pid in children_of(operator.pid) if session_members(pid)]
     assert servers
     os.kill(operator.pid, signal.SIGKILL)  # a gentle end: tests/flow/test_serve_front.py
     operator.wait()
@@ -281,8 +277,3 @@ def test_http_server_answers_and_leaves_nothing(
     while any(session_members(pid) for pid in servers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(session_members(pid) for pid in servers)
-
-
-def _children(parent: int) -> list[int]:
-    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-    return [int(word) for word in text.split()]
