@@ -5,9 +5,10 @@
 Half are safetensors files, half JSON documents: mutations that know the structure
 (tests/mutations.py) of the corpus in tests/corpus/readers. Whatever JSON is read goes on to the
 checks of spec.json, config.json or the shard index. A fault is any exception. What our reader
-accepts must be what the public readers (safetensors, json) make of the same bytes. Then one case
-in a hundred more goes through the whole static validator, as one file of a draft folder of any
-family. Prints one JSON object; with --keep it joins the other seeds in
+accepts must be what the public readers (safetensors, json) make of the same bytes. Then five cases
+in a hundred more are files of torch.save, held against torch.load, and one in a hundred goes
+through the whole static validator, as one file of a draft folder of any family. Prints one JSON
+object; with --keep it joins the other seeds in
 bench/results/fuzz_readers.json. Exit 1 after any fault, or a case that takes half a second of the
 processor.
 """
@@ -30,11 +31,24 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from contract_cases import CASES, build_tensors_of, write_folder  # noqa: E402
-from mutations import CORPUS, mutate_document, mutate_header, read_corpus  # noqa: E402
+from mutations import (  # noqa: E402
+    CORPUS,
+    mutate_archive,
+    mutate_document,
+    mutate_header,
+    read_corpus,
+)
+from torch_files import build_plain  # noqa: E402
 
-from paceline.draft import SPEC_KEYS, build_contract, check_tensors, read_draft  # noqa: E402
-from paceline.draft.folder import check_spec  # noqa: E402
+from paceline.draft import (  # noqa: E402
+    SPEC_KEYS,
+    build_contract,
+    check_tensors,
+    parse_mask_embedding,
+    read_draft,
+)
 from paceline.draft.index import check_index  # noqa: E402
+from paceline.draft.spec import check_spec  # noqa: E402
 from paceline.errors import DraftError  # noqa: E402
 from paceline.problems import Problem  # noqa: E402
 from paceline.records import build_provenance, write_json  # noqa: E402
@@ -151,6 +165,38 @@ def run_documents(tally: Tally, cases: int, seed: int) -> None:
             tally.blame("accepted, but json reads another thing", case, repr(data[:300]))
 
 
+def run_archives(tally: Tally, cases: int, seed: int) -> None:
+    """Files of torch.save, whose pickle is never run here; torch must read what is accepted."""
+    import io
+
+    import torch
+
+    random, corpus = Random(f"{seed} archives"), [build_plain(), build_plain(token=3)]
+    for number in range(cases):
+        data = mutate_archive(random, corpus)
+        case = f"archives {seed} {number}"
+        began = time.process_time()
+        try:
+            saved = parse_mask_embedding(data)
+        except DraftError:
+            tally.outcomes["archive refused"] += 1
+            tally.slowest_s = max(tally.slowest_s, time.process_time() - began)
+            continue
+        except Exception:
+            tally.blame("fault", case, traceback.format_exc())
+            continue
+        tally.note("archive", [], time.process_time() - began)
+        try:
+            state = torch.load(io.BytesIO(data), weights_only=True)
+            row = state["embedding"] if isinstance(state, dict) else state
+            raw = row.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        except Exception as error:
+            tally.blame("accepted, but torch refuses it", case, str(error))
+            continue
+        if raw != data[saved.tensor.start : saved.tensor.end]:
+            tally.blame("accepted, but torch reads another thing", case, repr(data[:300]))
+
+
 def build_bases(place: Path) -> list[tuple[Path, TargetFacts]]:
     """A sound draft of every family and variant, one in shards, each with its target."""
     bases = []
@@ -205,10 +251,12 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     tally, half = Tally(), options.cases // 2
+    counts = {"headers": half, "documents": half, "archives": half // 10, "folders": half // 50}
     parts: tuple[tuple[str, Callable[[Path], None]], ...] = (
         ("headers", lambda place: run_headers(tally, half, options.seed, place)),
         ("documents", lambda place: run_documents(tally, half, options.seed)),
-        ("folders", lambda place: run_folders(tally, half // 50, options.seed, place)),
+        ("archives", lambda place: run_archives(tally, counts["archives"], options.seed)),
+        ("folders", lambda place: run_folders(tally, counts["folders"], options.seed, place)),
     )
     rates: dict[str, int] = {}
     memory = Path("/dev/shm")  # files that never reach a disk
@@ -216,11 +264,11 @@ def main() -> None:
         for name, work in parts:
             began = time.monotonic()
             work(Path(folder) / "case.safetensors")
-            count = half // 50 if name == "folders" else half
-            rates[f"{name}_per_s"] = round(count / max(time.monotonic() - began, 1e-9))
+            rates[f"{name}_per_s"] = round(counts[name] / max(time.monotonic() - began, 1e-9))
     figures = {
         "cases": 2 * half,
-        "folders": half // 50,
+        "archives": counts["archives"],
+        "folders": counts["folders"],
         "seed": options.seed,
         **rates,
         "slowest_ms": round(tally.slowest_s * 1000, 1),

@@ -9,14 +9,20 @@ A seed gives the same bytes on every machine. `corpus/readers` holds what they s
 
 from __future__ import annotations
 
+import io
 import json
+import pickletools
 import struct
+import zipfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["CORPUS", "mutate_document", "mutate_header", "read_corpus"]
+from torch_files import build_archive
+
+__all__ = ["CORPUS", "mutate_archive", "mutate_document", "mutate_header", "read_corpus"]
 
 CORPUS = Path(__file__).parent / "corpus" / "readers"
 _MAX_BYTES = 64 * 1024
@@ -235,3 +241,73 @@ def _lay_out(random: Random) -> dict[str, Any]:
         }
         at += size
     return table
+
+
+def mutate_archive(random: Random, corpus: Sequence[bytes]) -> bytes:
+    """A file of torch.save: another pickle inside, another archive around it, or changed bytes."""
+    members = _list_members(random.choice(corpus))
+    if random.random() < 0.6:
+        members["data.pkl"] = _change_pickle(random, members["data.pkl"])
+    if random.random() < 0.2:
+        members[random.choice(sorted(members))] = random.randbytes(random.choice((0, 1, 32, 33)))
+    if random.random() < 0.1:
+        members[random.choice(("data/1", "constants.pkl", "../x", "version"))] = b"1"
+    if random.random() < 0.1:
+        del members[random.choice(sorted(members))]
+    data = build_archive(members, wide=random.random() < 0.8)
+    if random.random() < 0.25:
+        data = _change_bytes(random, data, corpus)
+    return data
+
+
+def _list_members(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return {name.split("/", 1)[1]: file.read(name) for name in file.namelist()}
+
+
+_OPCODES = (
+    *(
+        b"(",
+        b"t",
+        b"}",
+        b"]",
+        b")",
+        b"R",
+        b"Q",
+        b"u",
+        b"s",
+        b"0",
+        b"2",
+        b"b",
+        b"\x81",
+        b"N",
+        b"\x88",
+    ),
+    *(b"\x89", b"q\x00", b"h\x00", b"h\x01", b"K\x01", b"J\xff\xff\xff\xff", b"\x8a\x01\x05", b"."),
+    *(
+        b"cos\nsystem\n",
+        b"ccollections\nOrderedDict\n",
+        b"ctorch\nFloatStorage\n",
+        b"\x85",
+        b"\x86",
+    ),
+    *(b"ctorch._utils\n_rebuild_parameter\n", b"X\x01\x00\x00\x00a", b"I9\n", b"G" + bytes(8)),
+)
+
+
+def _change_pickle(random: Random, data: bytes) -> bytes:
+    """Opcodes put in, taken out, doubled or exchanged, at their own borders."""
+    starts = [at for _, _, at in pickletools.genops(data)] + [len(data)]
+    parts = [data[low:high] for low, high in pairwise(starts)]
+    for _ in range(random.randint(1, 3)):
+        at = random.randrange(1, len(parts))
+        change = random.randrange(4)
+        if change == 0:
+            parts.insert(at, random.choice(_OPCODES))
+        elif change == 1 and len(parts) > 2:
+            del parts[at]
+        elif change == 2:
+            parts.insert(at, random.choice(parts))
+        else:
+            parts[at] = random.choice(_OPCODES)
+    return b"".join(parts)

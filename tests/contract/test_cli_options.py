@@ -211,8 +211,10 @@ OPTIONS: dict[str, list[str]] = {
     "validate": [
         "--deep",
         "--explain",
+        "--family",
         "--json",
         "--junit",
+        "--k",
         "--rules",
         "--run",
         "--run-tokens",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import say
 from paceline.errors import PlanError
@@ -35,14 +35,16 @@ def add_run(
     run: bool,
     run_tokens: int | None,
     quiet: bool,
+    by_hand: Mapping[str, Any] | None = None,
 ) -> Report:
     """The report with the `run.*` findings; a draft that failed already is not started.
 
     run_tokens: length of the long prompt; None is the contest's context, as far as the target has
-    positions. quiet: says nothing on the way. Raises PlanError without a target, or for
+    positions. quiet: says nothing on the way. by_hand: as in validate_draft. Raises PlanError
+    without a target, or for
     run_tokens without run.
     """
-    from paceline.draft import read_draft
+    from paceline.draft import MASK_EMBEDDING, read_draft
     from paceline.rules import read_rules
     from paceline.serve import RunCase, check_observed, observe_draft
     from paceline.validate.report import build_report
@@ -56,10 +58,14 @@ def add_run(
         return _with_unreached(
             report, [], list_unchecked("run")[0], "it has errors", "Correct them first."
         )
-    if any(item.rule == "cfg.contract" for item in report.findings):
-        rest = list_unchecked("run")[0]
-        return _with_unreached(report, [], rest, "it has no contract here", "See cfg.contract.")
-    draft = read_draft(folder)
+    for rule, file, why in (
+        ("cfg.contract", "config.json", "it has no contract here"),
+        ("fs.pickle", MASK_EMBEDDING, "it needs a pickle"),
+    ):
+        if any((item.rule, item.file) == (rule, file) for item in report.findings):
+            rest = list_unchecked("run")[0]
+            return _with_unreached(report, [], rest, why, f"See {rule}.")
+    draft = read_draft(folder, by_hand=by_hand)
     rules = rules or read_rules(_DEFAULT_RULES)
     context_tokens = rules.limits.context_tokens
     test = _build_test(target, draft, context_tokens, run_tokens)

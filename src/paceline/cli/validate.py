@@ -36,6 +36,13 @@ def validate(
         int | None,
         typer.Option("--run-tokens", help="Its long prompt; else the contest's context."),
     ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option("--family", help="Family of a folder without spec.json, as vLLM gets it."),
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Drafted tokens a step of such a folder.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings exit with 1.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     junit: Annotated[
@@ -61,7 +68,7 @@ def validate(
         _explain(
             explain,
             as_json,
-            alone=not (draft or target or rules or deep or run or strict or junit),
+            alone=not (draft or target or rules or deep or run or family or k or strict or junit),
         )
         return
     if draft is None:
@@ -74,12 +81,22 @@ def validate(
     facts = read_target(target) if target else None
     contest = read_rules(rules) if rules else None
     folder = resolve_draft(draft)
-    report = validate_draft(folder, target=facts, rules=contest, deep=deep, run=run)
+    by_hand = {"family": family, "num_speculative_tokens": k} if family or k else None
+    report = validate_draft(
+        folder, target=facts, rules=contest, deep=deep, run=run, by_hand=by_hand
+    )
     if run or run_tokens is not None:
         from paceline.cli.run_draft import add_run
 
         report = add_run(
-            report, folder, facts, contest, run=run, run_tokens=run_tokens, quiet=as_json
+            report,
+            folder,
+            facts,
+            contest,
+            run=run,
+            run_tokens=run_tokens,
+            by_hand=by_hand,
+            quiet=as_json,
         )
     if junit is not None:
         write_text(junit, render_junit(report, name=draft, strict=strict))

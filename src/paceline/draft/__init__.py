@@ -1,5 +1,6 @@
 """The draft folder: what it must hold, how it is read, how it is written."""
 
+from paceline.draft.by_hand import infer_family
 from paceline.draft.check_keys import check_config_keys, has_kind
 from paceline.draft.check_tensors import check_tensors
 from paceline.draft.config import build_eagle3_config
@@ -22,6 +23,12 @@ from paceline.draft.folder import FolderScan, read_bytes, scan_folder
 from paceline.draft.index import INDEX_NAME
 from paceline.draft.interchange import export_draft, import_draft
 from paceline.draft.kernels import explain_no_cpu_kernel, find_cpu_kernel
+from paceline.draft.mask_embedding import (
+    MASK_EMBEDDING,
+    MAX_MASK_BYTES,
+    MaskEmbedding,
+    parse_mask_embedding,
+)
 from paceline.draft.medusa import build_medusa_config
 from paceline.draft.mtp import MtpSizes, build_mtp_config, read_mtp_sizes, stitch_target
 from paceline.draft.native import NATIVE, read_native_draft
@@ -44,6 +51,8 @@ __all__ = [
     "FAMILIES",
     "HEAD_TARGET",
     "INDEX_NAME",
+    "MASK_EMBEDDING",
+    "MAX_MASK_BYTES",
     "NATIVE",
     "QUANTIZABLE",
     "SPEC_KEYS",
@@ -51,6 +60,7 @@ __all__ = [
     "Draft",
     "Eagle3Sizes",
     "FolderScan",
+    "MaskEmbedding",
     "MtpSizes",
     "Scheme",
     "TensorRule",
@@ -74,8 +84,10 @@ __all__ = [
     "find_variant",
     "has_kind",
     "import_draft",
+    "infer_family",
     "list_bundled",
     "pack_codes",
+    "parse_mask_embedding",
     "read_aux_layer_ids",
     "read_bytes",
     "read_dflash_attention",

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.draft.check_keys import has_kind
+from paceline.draft.by_hand import check_by_hand, complete_spec, require_no_spec
 from paceline.draft.envelope import Envelope, check_envelope, is_envelope, open_envelope
 from paceline.draft.index import INDEX_NAME, check_index
-from paceline.draft.rows import Key
+from paceline.draft.spec import check_spec
 from paceline.draft.table import FAMILIES
-from paceline.draft.uncovered import find_uncovered
-from paceline.methods import METHODS
+from paceline.draft.uncovered import SERVED_METHODS, find_uncovered
 from paceline.problems import Problem, show_value
 from paceline.safetensors_header import (
     MAX_HEADER_BYTES,
@@ -46,7 +45,8 @@ class FolderScan:
 
     config: as vLLM reads it: of a speculators envelope the model inside, and envelope is the file
     itself; spec is then what the envelope says, where there is no spec.json. Of Medusa the heads
-    are counted where config does not. raw_config: config.json as it stands.
+    are counted where config does not. raw_config: config.json as it stands. is_by_hand: spec is
+    what the user gives on a command line, completed from the folder.
     """
 
     path: Path
@@ -59,6 +59,7 @@ class FolderScan:
     index: dict[str, Any] | None = None
     headers: Mapping[str, Header] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    is_by_hand: bool = False
 
     @property
     def family(self) -> str | None:
@@ -69,6 +70,9 @@ class FolderScan:
     @property
     def uncovered(self) -> str | None:
         """What of the folder no contract describes though vLLM serves it, in words."""
+        name = (self.spec or {}).get("family")
+        if isinstance(name, str) and name in SERVED_METHODS:
+            return f"a draft of method {name}"
         forms = (find_uncovered(self.family, c or {}) for c in (self.raw_config, self.config))
         return next((form for form in forms if form is not None), None)
 
@@ -147,8 +151,11 @@ def _read_object(path: Path, limits: JsonLimits, problems: list[Problem]) -> dic
     return value
 
 
-def scan_folder(path: str | Path) -> FolderScan:
-    """Reads spec, config, metadata, index and all safetensors headers. Never raises on content."""
+def scan_folder(path: str | Path, *, by_hand: Mapping[str, Any] | None = None) -> FolderScan:
+    """Reads spec, config, metadata, index and all safetensors headers. Never raises on content.
+
+    by_hand: family and num_speculative_tokens in place of spec.json; raises DraftError beside one.
+    """
     path = Path(path)
     problems: list[Problem] = []
     names = []
@@ -175,13 +182,16 @@ def scan_folder(path: str | Path) -> FolderScan:
         envelope = open_envelope(config)
         is_uncovered = envelope is None and find_uncovered(None, config) is not None
         config = envelope.config if envelope is not None else None
-    if "spec.json" in names and spec is not None:
+    if by_hand is not None:
+        require_no_spec(path, names)
+        tensors = [name for header in headers.values() for name in header.tensors]
+        spec = complete_spec(_merge(envelope, by_hand), objects["config.json"] or {}, tensors)
+        unknown = list(check_by_hand(spec))
+        problems.extend([] if is_uncovered else unknown or check_spec(spec))
+    elif "spec.json" in names and spec is not None:
         problems.extend(check_spec(spec))
     elif "spec.json" not in names and envelope is not None and envelope.num_speculative_tokens:
-        spec = {
-            "family": envelope.family,
-            "num_speculative_tokens": envelope.num_speculative_tokens,
-        }
+        spec = _merge(envelope, {})
     elif "spec.json" not in names and not is_uncovered:
         problems.append(
             Problem(
@@ -190,7 +200,8 @@ def scan_folder(path: str | Path) -> FolderScan:
                 found="nothing",
                 expected='{"family": "eagle3", "num_speculative_tokens": 3}',
                 message="there is no spec.json, so the draft's family and K are unknown",
-                fix="Add spec.json with the family and num_speculative_tokens.",
+                fix="Add spec.json with the family and num_speculative_tokens. To judge the folder"
+                " as vLLM serves it by hand, give --family and --k.",
             )
         )
     if headers or INDEX_NAME in names:
@@ -208,7 +219,16 @@ def scan_folder(path: str | Path) -> FolderScan:
         index=objects[INDEX_NAME],
         headers=headers,
         problems=tuple(problems),
+        is_by_hand=by_hand is not None,
     )
+
+
+def _merge(envelope: Envelope | None, by_hand: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user gives goes before what an envelope says."""
+    if envelope is None:
+        return dict(by_hand)
+    own = {"family": envelope.family, "num_speculative_tokens": envelope.num_speculative_tokens}
+    return {**own, **{key: value for key, value in by_hand.items() if value is not None}}
 
 
 def _fill_in_heads(config: dict[str, Any], headers: Mapping[str, Header]) -> dict[str, Any]:
@@ -252,99 +272,3 @@ def _scan_headers(path: Path, names: list[str]) -> tuple[dict[str, Header], list
         if len(problems) > 200:
             break
     return headers, problems
-
-
-def check_spec(spec: Mapping[str, Any]) -> list[Problem]:
-    """The family, K and the family's own settings; an unknown key is an error."""
-    family = spec.get("family")
-    if not isinstance(family, str) or family not in FAMILIES:
-        known = isinstance(family, str) and family in METHODS
-        return [
-            Problem(
-                rule="cfg.family",
-                file="spec.json",
-                where="family",
-                found=show_value(family),
-                expected=" or ".join(sorted(FAMILIES)),
-                message=(
-                    f"family '{family}' has no draft folder"
-                    if known
-                    else f"family {show_value(family)!r} is not one that can be checked here"
-                ),
-                fix="Name the family that the weights were trained for.",
-            )
-        ]
-    problems = []
-    settings = FAMILIES[family].spec
-    for key in spec:
-        if key not in ("family", *settings):
-            problems.append(
-                Problem(
-                    rule="spec.keys",
-                    file="spec.json",
-                    where=show_value(key),
-                    found=show_value(spec[key]),
-                    expected=", ".join(("family", *settings)),
-                    message=f"'{show_value(key)}' is not a setting of family {family}",
-                    fix="Remove it: the grader would ignore or refuse it.",
-                )
-            )
-    for key, rule in settings.items():
-        problems += _check_setting(key, spec.get(key), rule)
-    low, high = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
-    if not problems and low is not None and high is not None and low > high:
-        problems.append(
-            Problem(
-                rule="spec.keys",
-                file="spec.json",
-                where="prompt_lookup_min",
-                found=show_value(low),
-                expected=f"at most prompt_lookup_max = {show_value(high)}",
-                message="the shortest n-gram is longer than the longest",
-                fix="Swap the two values.",
-            )
-        )
-    return problems
-
-
-def _check_setting(key: str, value: Any, rule: Key) -> list[Problem]:
-    if value is None and not rule.required:
-        return []
-    if rule.choices:
-        if value in rule.choices:
-            return []
-        words = " or ".join(rule.choices)
-        return [
-            Problem(
-                rule="spec.keys",
-                file="spec.json",
-                where=key,
-                found=show_value(value),
-                expected=words,
-                message=f"'{key}' is {show_value(value)!r}",
-                fix=f"Write {words}, or leave it out.",
-            )
-        ]
-    low = 0.0 if rule.low is None else rule.low
-    # the upper end of K is the contest's and the server's matter
-    top = None if key == "num_speculative_tokens" else rule.high
-    if has_kind(value, rule.kind) and low <= value and (top is None or value <= top):
-        return []
-    is_count = rule.kind == "int" and low == 1
-    return [
-        Problem(
-            rule="k.range",
-            file="spec.json",
-            where=key,
-            found=show_value(value),
-            expected="a whole number of at least 1"
-            if is_count
-            else f"{rule.kind} from {low:g} to {rule.high:g}",
-            message=f"'{key}' is missing"
-            if value is None
-            else f"'{key}' is not a count"
-            if is_count
-            else f"'{key}' is out of range",
-            fix=f'Write for example "{key}": {3 if is_count else 1}.',
-        )
-    ]

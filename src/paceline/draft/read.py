@@ -12,6 +12,7 @@ from paceline.draft.check_keys import check_config_keys
 from paceline.draft.check_tensors import check_tensors
 from paceline.draft.contracts import Contract, build_contract
 from paceline.draft.folder import scan_folder
+from paceline.draft.mask_embedding import MASK_EMBEDDING
 from paceline.draft.quantized import count_parameters
 from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError
@@ -88,17 +89,18 @@ def resolve_draft(spec: str) -> Path:
     )
 
 
-def read_draft(path: str | Path) -> Draft:
+def read_draft(path: str | Path, *, by_hand: Mapping[str, Any] | None = None) -> Draft:
     """Reads and checks a folder against its family's contract. Raises DraftError.
 
     Names, shapes, dtypes, index and JSON must all be right; the vocabulary map's values and the
-    fit to a target are checked by `validate`.
+    fit to a target are checked by `validate`. by_hand: family and num_speculative_tokens of a
+    folder without spec.json.
     """
     path = Path(path)
     if not path.is_dir():
         raise DraftError("there is no such draft folder", where=str(path), expected="a folder")
     try:
-        scan = scan_folder(path)
+        scan = scan_folder(path, by_hand=by_hand)
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
     require_none(without_notes(list(scan.problems)), DraftError, folder=str(path))
@@ -108,6 +110,14 @@ def read_draft(path: str | Path) -> Draft:
             where=str(path),
             expected="a family and form that Paceline serves",
             fix="Serve it with vLLM itself; `paceline validate` says what can be checked.",
+        )
+    if scan.family == "dflash" and MASK_EMBEDDING in scan.names:
+        raise DraftError(
+            "is a pickle, which vLLM would read; Paceline gives it none",
+            where=f"{path}/{MASK_EMBEDDING}",
+            expected="safetensors alone",
+            fix="Put its row into an embed_tokens.weight of the draft's own, or serve the folder"
+            " with vLLM itself.",
         )
     spec, config = scan.spec or {}, scan.config or {}
     family: str = spec["family"]

@@ -41,7 +41,7 @@ from paceline.draft.sizes import (
 )
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "Family", "K"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Family:
     variants: tuple[Variant, ...] = ()
 
 
-_K = Key(kind="int", required=True, low=1, high=MAX_NUM_SPECULATIVE_TOKENS)
+K = Key(kind="int", required=True, low=1, high=MAX_NUM_SPECULATIVE_TOKENS)
 _COUNT = Key(kind="int", low=1, high=1024)
 # who proposes: our own class with K tokens on every step, or vLLM's method of that name
 _PROPOSER = Key(kind="str", choices=("paceline", "vllm"))
@@ -71,7 +71,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family(
             name="eagle3",
-            spec={"num_speculative_tokens": _K},
+            spec={"num_speculative_tokens": K},
             variants=(
                 Variant(
                     # a plain LlamaForCausalLM gets the prefix Eagle3 from vLLM
@@ -108,7 +108,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             name="mtp",
-            spec={"num_speculative_tokens": _K},
+            spec={"num_speculative_tokens": K},
             variants=(
                 Variant(
                     architectures=("Qwen3_5ForCausalLM",),
@@ -127,7 +127,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             name="medusa",
-            spec={"num_speculative_tokens": _K},
+            spec={"num_speculative_tokens": K},
             variants=(
                 Variant(
                     architectures=("MedusaModel",),
@@ -150,7 +150,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             name="draft_model",
-            spec={"num_speculative_tokens": _K},
+            spec={"num_speculative_tokens": K},
             variants=tuple(
                 Variant(
                     architectures=(architecture,),
@@ -169,7 +169,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             name="dflash",
-            spec={"num_speculative_tokens": _K},
+            spec={"num_speculative_tokens": K},
             variants=(
                 Variant(
                     architectures=("DFlashDraftModel",),
@@ -191,7 +191,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="ngram",
             spec={
-                "num_speculative_tokens": _K,
+                "num_speculative_tokens": K,
                 "prompt_lookup_min": _COUNT,
                 "prompt_lookup_max": _COUNT,
                 "proposer": _PROPOSER,
@@ -200,7 +200,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="suffix",
             spec={
-                "num_speculative_tokens": _K,
+                "num_speculative_tokens": K,
                 "suffix_decoding_max_tree_depth": Key(kind="int", low=1, high=256),
                 "suffix_decoding_max_cached_requests": Key(kind="int", low=0, high=2**26),
                 "suffix_decoding_max_spec_factor": Key(kind="number", low=0.0, high=64.0),

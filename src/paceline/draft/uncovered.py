@@ -16,12 +16,15 @@ from paceline.draft.quantized import QUANTIZABLE
 __all__ = [
     "SERVED_ARCHITECTURES",
     "SERVED_ENVELOPES",
+    "SERVED_METHODS",
     "SERVED_QUANTIZATIONS",
     "find_uncovered",
 ]
 
 # kinds of speculators envelopes that vLLM opens, beside those with a contract
 SERVED_ENVELOPES = ("dflash2", "dspark")
+# methods of vLLM with a folder of their own that are no family here
+SERVED_METHODS = ("dspark", "eagle")
 # family in spec.json -> architectures in config.json. As draft_model: plain decoders; what vLLM
 # turns into an MTP head (DeepSeek V3, Qwen3-Next and others) is no draft model, whatever is asked.
 SERVED_ARCHITECTURES: dict[str, frozenset[str]] = {

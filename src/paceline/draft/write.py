@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.draft.check_keys import check_config_keys
 from paceline.draft.check_tensors import check_tensors
 from paceline.draft.contracts import Contract, build_contract
-from paceline.draft.folder import check_spec
 from paceline.draft.read import Draft, read_draft
+from paceline.draft.spec import check_spec
 from paceline.draft.taps import check_tapped_layers
 from paceline.errors import DraftError, MissingExtraError
 from paceline.methods import METHODS

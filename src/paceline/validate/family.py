@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from paceline.draft import infer_family
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
@@ -15,7 +16,6 @@ __all__ = [
     "check_medusa_heads",
     "check_mtp_k",
     "check_path",
-    "infer_family",
 ]
 
 _EXPERTS = re.compile(
@@ -30,29 +30,6 @@ _PATH_WORDS = (
 )
 _FROM_PATH = ("mtp", "medusa", "draft_model")  # of other families vLLM keeps what was asked for
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "n_predict")
-
-
-def infer_family(names: Iterable[str]) -> tuple[str, str] | None:
-    """(family, the tensor that tells it) from tensor names alone; None when they do not say.
-
-    mtp: names below `mtp.`. medusa: blocks or medusa_heads. draft_model: a whole model's `model.`
-    names. eagle3: fc beside a midlayer, or a first layer with hidden_norm. dflash: fc and
-    hidden_norm beside plain layers.
-    """
-    known = set(list(names)[:20_000])
-    first = sorted(known)
-    for family, pattern in (
-        ("mtp", r"mtp\."),
-        ("medusa", r"(medusa_heads\.\d|blocks\.\d+\.layers\.|\d+\.0\.linear\.)"),
-        ("draft_model", r"model\.(embed_tokens|layers\.\d+\.self_attn)\."),
-        ("eagle3", r"(midlayer|layers\.0\.hidden_norm)\."),
-    ):
-        for name in first:
-            if re.match(pattern, name):
-                return family, name
-    if {"fc.weight", "hidden_norm.weight"} <= known:
-        return "dflash", "hidden_norm.weight"
-    return None
 
 
 def check_family(case: Case, *, by_tensors: bool = True) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.draft import INDEX_NAME
+from paceline.draft import INDEX_NAME, MASK_EMBEDDING
 from paceline.problems import show_value
 from paceline.validate.magic import check_magic
 from paceline.validate.report import Finding, finding
@@ -75,6 +75,8 @@ def check_files(folder: Path, *, has_weights: bool) -> Iterator[Finding]:
             )
             continue
         refused = list(_check_kind(entry.name, status))
+        if not refused and entry.name == MASK_EMBEDDING:
+            continue  # judged by validate.mask_embedding, by what is in it
         if not refused:
             refused = list(_check_name(entry.name, has_weights))
         yield from refused
@@ -160,12 +162,6 @@ def _find_pickle(name: str) -> Finding | None:
     if not _PICKLE.search(name):
         return None
     message = "pickles, archives and other model formats are not accepted"
-    if name == "mask_embedding.pt":
-        fix = (
-            "Remove it, and put it into the row of the mask token in an embed_tokens.weight of the"
-            " draft's own: vLLM 0.31.0 reads it there without unpickling anything."
-        )
-        return _refuse("fs.pickle", name, message, fix=fix)
     return _refuse("fs.pickle", name, message)
 
 
@@ -179,8 +175,8 @@ def _find_tokenizer(name: str) -> Finding | None:
     return _refuse("fs.tokenizer", name, message) if _TOKENIZER.match(name) else None
 
 
-def _refuse(rule: str, name: str, message: str, fix: str = "") -> Finding:
-    fix = fix or f"Remove '{show_value(name)}'."
+def _refuse(rule: str, name: str, message: str) -> Finding:
+    fix = f"Remove '{show_value(name)}'."
     return finding(rule, name, message, found=name, expected="model files only", fix=fix)
 
 

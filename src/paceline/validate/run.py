@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from paceline.draft import build_contract, read_eagle3_sizes, scan_folder
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.rules import Limits, Rules, read_rules
 from paceline.target import TargetFacts
+from paceline.validate.by_hand import check_by_hand, soften
 from paceline.validate.case import Case
 from paceline.validate.config import check_config
 from paceline.validate.content import (
@@ -30,6 +32,7 @@ from paceline.validate.family import (
 )
 from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
+from paceline.validate.mask_embedding import check_mask_embedding
 from paceline.validate.memory import check_estimate, check_load
 from paceline.validate.mtp import check_mtp
 from paceline.validate.provenance import check_provenance, has_manifest
@@ -40,13 +43,13 @@ from paceline.validate.speculators import check_speculators
 from paceline.validate.taps import check_taps
 from paceline.validate.target_quantization import check_target_quantization
 from paceline.validate.target_storage import check_target_layers
+from paceline.validate.unchecked import DEFAULT_RULES, tell_unchecked
 from paceline.validate.uncovered import check_uncovered
 from paceline.validate.values import check_values
 from paceline.validate.vocabulary import check_token_map, check_vocabulary
 
 __all__ = ["validate_draft"]
 
-_DEFAULT_RULES = "emc2-2027"
 _BY_TABLE = ("medusa", "draft_model", "dflash")
 
 
@@ -58,6 +61,7 @@ def validate_draft(
     rules: Rules | None = None,
     deep: bool = False,
     run: bool = False,
+    by_hand: Mapping[str, Any] | None = None,
 ) -> Report:
     """Checks one draft folder and says everything that is wrong with it.
 
@@ -66,8 +70,10 @@ def validate_draft(
     limits: of a contest, where its other rules are not at hand.
     deep: reads all values too, and needs sound headers.
     run: whether the caller goes on to start the draft, which this room cannot.
-    Raises DraftError only when there is no folder, never on what the folder holds; TypeError for
-    rules and limits together.
+    by_hand: family and num_speculative_tokens of a folder without spec.json, as vLLM gets them on
+    its command line; the family, and K of an MTP head, may be left to be told from the folder.
+    Raises DraftError only when there is no folder, or by_hand beside a spec.json, never on what the
+    folder holds; TypeError for rules and limits together.
     """
     if rules is not None and limits is not None:
         raise TypeError("rules hold limits: give one of the two")
@@ -75,7 +81,7 @@ def validate_draft(
     if not path.is_dir():
         raise DraftError("there is no such draft folder", where=str(path), expected="a folder")
     try:
-        case = _build_case(path, target, limits, rules)
+        case = _build_case(path, target, limits, rules, by_hand)
         missing = [
             name
             for name, is_given in (
@@ -88,17 +94,21 @@ def validate_draft(
             if not is_given
         ]
         unchecked = {rule_id for name in missing for rule_id in list_unchecked(name)[0]}
-        found = (_place(case, item) for item in _run(case, deep, run))
+        found = (soften(case, _place(case, item)) for item in _run(case, deep, run))
         return build_report(found, unchecked=sorted(unchecked))
     except OSError as problem:
         raise DraftError(f"cannot be read: {problem.strerror}", where=str(path)) from None
 
 
 def _build_case(
-    path: Path, target: TargetFacts | None, limits: Limits | None, rules: Rules | None
+    path: Path,
+    target: TargetFacts | None,
+    limits: Limits | None,
+    rules: Rules | None,
+    by_hand: Mapping[str, Any] | None,
 ) -> Case:
     limits = limits if rules is None else rules.limits
-    scan = scan_folder(path)
+    scan = scan_folder(path, by_hand=by_hand)
     family = scan.family
     config = scan.config or {}
     sizes = contract = None
@@ -131,12 +141,12 @@ def _place(case: Case, item: Finding) -> Finding:
 
 @cache
 def _default_limits() -> Limits:
-    return read_rules(_DEFAULT_RULES).limits
+    return read_rules(DEFAULT_RULES).limits
 
 
 def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     names = case.scan.names
-    if "tokenizer.json" in names and "spec.json" not in names:
+    if "tokenizer.json" in names and "spec.json" not in names and not case.scan.is_by_hand:
         layers = case.config.get("num_hidden_layers")
         yield finding(
             "fs.missing",
@@ -144,7 +154,8 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
             "this is a whole model with its tokenizer, not a draft folder",
             found=f"tokenizer.json, no spec.json, num_hidden_layers {layers}",
             expected="config.json, model.safetensors, spec.json, metadata.json",
-            fix="Name the draft first and the model with --target. A draft has no tokenizer.",
+            fix="Name the draft first and the model with --target. A draft has no tokenizer; a"
+            " model that drafts for another is judged with --family draft_model and --k.",
         )
         return
     # With an unknown family the folder is checked as one with weights: more is told, not less.
@@ -152,6 +163,8 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     yield from check_provenance(case, deep=deep)
     yield from check_files(case.scan.path, has_weights=has_weights)
     yield from map(from_problem, case.scan.problems)
+    yield from check_by_hand(case)
+    yield from check_mask_embedding(case, deep=deep)
     yield from _check_present(case, has_weights)
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
@@ -167,7 +180,7 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
         yield from _check_contents(case, has_weights)
     if deep and has_weights:
         yield from _check_deep(case)
-    yield from _tell_unchecked(case, has_weights, deep, run)
+    yield from tell_unchecked(case, has_weights, deep, run)
 
 
 def _check_contents(case: Case, has_weights: bool) -> Iterator[Finding]:
@@ -265,59 +278,3 @@ def _check_deep(case: Case) -> Iterator[Finding]:
         )
         return
     yield from check_values(case)
-
-
-def _tell_unchecked(case: Case, has_weights: bool, deep: bool, run: bool) -> Iterator[Finding]:
-    """Names every rule that was not checked for want of an input, or not in full."""
-    if case.target is None and has_weights:
-        yield finding(
-            "not.checked",
-            "",
-            "no target was given, so the fit to one was not checked: " + _name_rules("target"),
-            where="--target",
-            expected="all rules",
-            fix="Give --target.",
-        )
-    if not case.is_contest:
-        yield finding(
-            "not.checked",
-            "",
-            f"no rules were given: sizes and context are compared to {_DEFAULT_RULES}, families"
-            f" are not checked: {_name_rules('rules')}",
-            where="--rules",
-            expected="all rules",
-            fix="Give --rules for a contest.",
-        )
-    if not deep and has_weights:
-        yield finding(
-            "not.checked",
-            "",
-            f"weight values were not read: {_name_rules('deep')}",
-            where="--deep",
-            expected="all rules",
-            fix="Give --deep.",
-        )
-    if not has_manifest(case):
-        yield finding(
-            "not.checked",
-            "",
-            f"the folder was not fetched from the Hub: {_name_rules('fetch')}",
-            where="paceline fetch",
-            expected="a folder with its manifest beside it",
-            fix="`paceline fetch OWNER/NAME@COMMIT` checks these, and keeps what it saw.",
-        )
-    if not run:
-        yield finding(
-            "not.checked",
-            "",
-            f"the draft was not started: {_name_rules('run')}",
-            where="--run",
-            expected="all rules",
-            fix="Give --run, with vLLM installed.",
-        )
-
-
-def _name_rules(missing: str) -> str:
-    """ "cfg.hidden, meta.target; in part cfg.aux, cfg.dtype"."""
-    whole, part = list_unchecked(missing)
-    return "; in part ".join(", ".join(ids) for ids in (whole, part) if ids)

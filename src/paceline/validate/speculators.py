@@ -43,7 +43,8 @@ def check_speculators(case: Case) -> Iterator[Finding]:
 
 
 def _check_spec(case: Case, envelope: Envelope) -> Iterator[Finding]:
-    if "spec.json" not in case.scan.names:
+    is_there = "spec.json" in case.scan.names
+    if not is_there and not case.scan.is_by_hand:
         yield finding(
             "spec.missing",
             "spec.json",
@@ -58,22 +59,23 @@ def _check_spec(case: Case, envelope: Envelope) -> Iterator[Finding]:
             severity=None if case.is_contest else "note",
         )
         return
+    source = "spec.json" if is_there else "the command line"
     if case.family is not None and case.family != envelope.family:
         yield finding(
             "cfg.spec",
             _FILE,
-            f"the envelope is of kind {envelope.kind}, spec.json names family {case.family}",
+            f"the envelope is of kind {envelope.kind}, {source} names family {case.family}",
             where="speculators_model_type",
             found=envelope.kind,
             expected=case.family,
-            fix="Name the family of the weights in spec.json.",
+            fix="Name the family of the weights.",
         )
     k, own = case.num_speculative_tokens, envelope.num_speculative_tokens
     if k is not None and own is not None and k != own:
         yield finding(
             "cfg.spec",
             _FILE,
-            f"the envelope asks for K = {own}, spec.json for {k}: Paceline serves {k}, and vLLM"
+            f"the envelope asks for K = {own}, {source} for {k}: Paceline serves {k}, and vLLM"
             f" serves {own} when it is given the folder alone",
             where=f"{_SETTINGS}.proposal_methods[0].speculative_tokens",
             found=own,

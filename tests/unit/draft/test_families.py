@@ -23,7 +23,7 @@ from paceline.draft import (
     read_mask_token_id,
     read_scheme,
 )
-from paceline.draft.folder import check_spec
+from paceline.draft.spec import check_spec
 from paceline.errors import DraftError
 from paceline.methods import METHODS
 from paceline.safetensors_header import TensorInfo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,8 +129,8 @@ def test_a_file_that_shrinks_after_its_header_was_read(
     path = folder / "model.safetensors"
     scan = run.scan_folder
 
-    def scan_then_cut(place: Path) -> object:
-        found = scan(place)
+    def scan_then_cut(place: Path, **more: Any) -> object:
+        found = scan(place, **more)
         path.write_bytes(path.read_bytes()[:-640])
         return found
 

@@ -11,11 +11,11 @@ import pytest
 from builders import build_config, build_draft, build_target_facts, build_tensors
 from contract_cases import CASES, build_tensors_of, write_folder
 
+from paceline.draft import infer_family
 from paceline.methods import MAX_NUM_SPECULATIVE_TOKENS
 from paceline.rules import read_rules
 from paceline.target import TargetFacts, read_target
 from paceline.validate import validate_draft
-from paceline.validate.family import infer_family
 
 CASE = {case.name: case for case in CASES}
 MTP = CASE["mtp, Qwen3.5"]

@@ -35,17 +35,32 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "U18": ("serve/test_checks.py", "max_model_len"),
     "U23": ("data/test_prompt_reading.py", "U23"),
     "U24": ("train/test_batches.py", "U24"),
+    "U26": ("eval/test_eval_run.py", "test_u26_thinking_and_target_mismatch_are_noted"),
+    "U27": (
+        "train/test_stored_states.py",
+        "test_states_that_are_not_numbers_or_too_few_name_their_row",
+    ),
+    "U28": ("train/test_stored_states.py", "what_does_not_fit_is_refused_before_the_first_token"),
     "U29": ("train/test_training.py", "U29"),
     "U31": ("serve/test_checks.py", "U31"),
     "U32": ("serve/test_plan.py", "U32"),
     "U33": ("ground/test_acceptance.py", "U33"),
+    "U35": ("eval/test_eval_run.py", "test_u35_a_real_fork_is_withheld_from_scoring"),
+    "U36": ("eval/test_eval_run.py", "test_u36_prefix_cache"),
     "U37": ("eval/test_eval_timing.py", "U37"),
     "U39": ("eval/test_eval_fidelity.py", "U39"),
 }
 
 
+ALL = "01 02 04 06 07 08 09 11 13 14 16 17 18 20 22 23 24 26 27 28 29 31 32 33 35 36 37 39"
+
+
 def rows_of(case: str) -> list[str]:
     return [row.case for row in USER_CASES if re.match(rf"{case}\D", row.case)]
+
+
+def test_no_report_is_without_a_test() -> None:
+    assert {*OF_FOLDERS, *ELSEWHERE} == {f"U{number}" for number in ALL.split()}
 
 
 @pytest.mark.parametrize("case", OF_FOLDERS)

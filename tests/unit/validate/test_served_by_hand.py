@@ -1,0 +1,205 @@
+"""Folders without spec.json, as vLLM serves them when family and K are given by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import build_draft, build_target_facts
+from contract_cases import CASES, Case, build_tensors_of, write_folder
+from envelopes import build_envelope
+
+from paceline.draft import read_draft
+from paceline.errors import DraftError
+from paceline.rules import read_rules
+from paceline.target import TargetFacts, read_target
+from paceline.validate import Report, validate_draft
+
+EMC2 = read_rules("emc2-2027")
+# what lies in a folder of the Hub that people train in
+CLUTTER: dict[str, tuple[str, bytes]] = {
+    "tokenizer.json": ("fs.tokenizer", b"{}"),
+    "merges.txt": ("fs.tokenizer", b"a b\n" * 300_000),
+    "generation_config.json": ("fs.tokenizer", b"{}"),
+    "training_args.bin": ("fs.pickle", b"PK\x03\x04"),
+    "modeling_draft.py": ("fs.code", b"import torch"),
+    "trainer_state.json": ("fs.allow", b"{}"),
+    "quantize_config.json": ("fs.quantjson", b"{}"),
+    ".cache": ("fs.flat", b""),
+}
+
+
+def build(case: Case, place: Path, **changes: Any) -> tuple[Path, TargetFacts]:
+    folder, target = place / "d", place / "target"
+    write_folder(case, folder, build_tensors_of(case))
+    (folder / "spec.json").unlink()
+    config = {**case.config, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(case.target))
+    return folder, read_target(target, require_weights=False)
+
+
+def severities(report: Report, rule: str) -> list[str]:
+    return [item.severity for item in report.findings if item.rule == rule]
+
+
+def errors(report: Report) -> list[str]:
+    return [f"{item.rule}: {item.message}" for item in report.findings if item.severity == "error"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_family_is_judged_as_with_its_spec(case: Case, tmp_path: Path) -> None:
+    folder, target = build(case, tmp_path)
+    given = {"family": case.family, "num_speculative_tokens": 3}
+    report = validate_draft(folder, target=target, by_hand=given)
+    assert errors(report) == []
+    (note,) = [item for item in report.findings if item.rule == "spec.missing"]
+    assert note.severity == "note"
+    assert f"family {case.family}, K = 3" in note.message
+    assert read_draft(folder, by_hand=given).family == case.family
+    (folder / "spec.json").write_text(json.dumps(given))
+    same = validate_draft(folder, target=target)
+    rest = [item for item in report.findings if item.rule != "spec.missing"]
+    assert [(item.rule, item.message) for item in rest] == [
+        (item.rule, item.message) for item in same.findings
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_family_is_told_from_the_folder(case: Case, tmp_path: Path) -> None:
+    folder, target = build(case, tmp_path)
+    report = validate_draft(folder, target=target, by_hand={"num_speculative_tokens": 3})
+    (found,) = [item for item in report.findings if item.rule == "spec.missing"]
+    assert f"family {case.family}, K = 3" in found.message
+
+
+def test_an_unknown_k_is_said(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    report = validate_draft(
+        folder, target=build_target_facts(tmp_path), by_hand={"family": "eagle3"}
+    )
+    assert errors(report) == [
+        "spec.missing: this is a draft of family eagle3 and K is unknown: nothing in the folder"
+        " says how many tokens to draft a step, and vLLM stops without num_speculative_tokens"
+    ]
+    assert [item.where for item in report.findings if item.severity == "error"] == ["--k"]
+
+
+def test_k_of_an_mtp_head_is_its_number_of_layers(tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == "mtp, Qwen3.5"]
+    folder, target = build(case, tmp_path)
+    report = validate_draft(folder, target=target, by_hand={"family": "mtp"})
+    assert errors(report) == []
+    assert "K = 1" in next(i.message for i in report.findings if i.rule == "spec.missing")
+
+
+def test_an_unknown_family_is_said(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", config={"architectures": ["LlamaForCausalLM"]})
+    (folder / "spec.json").unlink()
+    (folder / "model.safetensors").unlink()
+    report = validate_draft(folder, by_hand={"num_speculative_tokens": 3})
+    found = [item for item in report.findings if item.rule == "spec.missing"]
+    assert [(item.severity, item.where) for item in found] == [("error", "--family")]
+
+
+def test_without_either_the_options_are_named(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    (found,) = [i for i in validate_draft(folder).findings if i.rule == "spec.missing"]
+    assert found.severity == "error"
+    assert "--family and --k" in found.fix
+
+
+@pytest.mark.parametrize(("k", "rule"), [(0, "k.range"), (65, "k.range"), (True, "k.range")])
+def test_a_senseless_k_is_refused_without_a_file_to_blame(
+    k: Any, rule: str, tmp_path: Path
+) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": k}
+    report = validate_draft(folder, target=build_target_facts(tmp_path), by_hand=by_hand)
+    found = [item for item in report.findings if item.severity == "error"]
+    assert [(item.rule, item.file) for item in found] == [(rule, "")]
+
+
+def test_beside_a_spec_it_is_refused(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    with pytest.raises(DraftError, match="which says family and K"):
+        validate_draft(folder, by_hand={"family": "eagle3"})
+    with pytest.raises(DraftError, match="which says family and K"):
+        read_draft(folder, by_hand={"family": "eagle3"})
+
+
+def test_a_whole_folder_of_the_hub_warns_and_a_contest_refuses_it(tmp_path: Path) -> None:
+    (case,) = [case for case in CASES if case.name == "draft_model, Llama"]
+    folder, target = build(case, tmp_path)
+    for name, (_, content) in CLUTTER.items():
+        if content:
+            (folder / name).write_bytes(content)
+        else:
+            (folder / name).mkdir()
+    by_hand = {"family": "draft_model", "num_speculative_tokens": 3}
+    report = validate_draft(folder, target=target, by_hand=by_hand, deep=True)
+    assert errors(report) == []
+    told = {(item.file, item.rule) for item in report.findings if item.severity == "warning"}
+    assert told >= {(name, rule) for name, (rule, _) in CLUTTER.items()}
+    contest = validate_draft(folder, rules=EMC2, by_hand=by_hand)
+    refused = {(item.file, item.rule) for item in contest.findings if item.severity == "error"}
+    assert refused >= {(name, rule) for name, (rule, _) in CLUTTER.items()}
+    assert ("spec.json", "spec.missing") in refused
+
+
+def test_what_vllm_does_open_is_as_strict_as_ever(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    (folder / "hf_quant_config.json").write_text("{}")
+    (folder / "extra.safetensors").write_bytes(b"PK\x03\x04" + bytes(100))
+    (folder / "notes.txt").symlink_to("/etc/hostname")
+    report = validate_draft(folder, by_hand=by_hand)
+    refused = {(item.file, item.rule) for item in report.findings if item.severity == "error"}
+    assert refused >= {
+        ("hf_quant_config.json", "fs.quantjson"),
+        ("extra.safetensors", "fs.pickle"),
+        ("notes.txt", "fs.type"),
+    }
+
+
+def test_pickles_alone_are_refused(tmp_path: Path) -> None:
+    """Without safetensors vLLM would unpickle them."""
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    assert severities(validate_draft(folder, by_hand=by_hand), "fs.pickle") == ["error"]
+
+
+@pytest.mark.parametrize(("given", "verdict"), [({}, "warn"), ({"family": "dflash"}, "fail")])
+def test_an_envelope_served_by_hand(given: dict[str, Any], verdict: str, tmp_path: Path) -> None:
+    folder = build_envelope(tmp_path / "d")
+    by_hand = {**given, "num_speculative_tokens": 2}
+    report = validate_draft(folder, target=build_target_facts(tmp_path), by_hand=by_hand)
+    assert report.verdict == verdict, errors(report)
+    assert "cfg.spec" in {item.rule for item in report.findings}, "it asks for another K"
+    assert not any("spec.json names" in item.message for item in report.findings)
+
+
+@pytest.mark.parametrize("method", ["eagle", "dspark"])
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_methods_of_vllm_that_are_no_family_here(
+    method: str, by_hand: bool, tmp_path: Path
+) -> None:
+    folder = build_draft(tmp_path / "d", spec={"family": method})
+    given = {"family": method, "num_speculative_tokens": 3}
+    if by_hand:
+        (folder / "spec.json").unlink()
+    report = validate_draft(folder, by_hand=given if by_hand else None, deep=True)
+    assert (report.verdict, severities(report, "cfg.contract")) == ("warn", ["warning"])
+    with pytest.raises(DraftError, match=f"a draft of method {method}"):
+        read_draft(folder, by_hand=given if by_hand else None)
+    contest = validate_draft(folder, rules=EMC2, by_hand=given if by_hand else None)
+    assert severities(contest, "cfg.contract") == ["error"]
