@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.draft.contracts import find_variant
 from paceline.draft.key_names import find_misspelled, is_read_by_vllm
+from paceline.draft.lengths import LENGTHS, check_lengths, is_length
 from paceline.draft.rows import Key, Variant
 from paceline.problems import Problem, keep_worst, show_value
 
@@ -16,6 +17,8 @@ __all__ = ["check_config_keys", "has_kind"]
 _MAX_PROBLEMS = 60
 _MAX_STRANGE = 500  # keys that are looked at one by one
 _FILE = "config.json"
+# Without architectures vLLM 0.31.0 builds these all the same; eagle3 and dflash it refuses.
+_BY_MODEL_TYPE = ("draft_model", "medusa", "mtp")
 
 
 def _is_int(value: Any) -> bool:
@@ -66,6 +69,7 @@ def check_config_keys(
     ]
     problems += _check_object(variant.keys, config, "", (family, variant), skip)
     problems += _check_window(config)
+    problems += check_lengths(config, variant.keys)
     for key, keys in variant.nested.items():
         inner = config.get(key)
         if isinstance(inner, Mapping):
@@ -79,7 +83,17 @@ def _check_architecture(
     """`cfg.arch`."""
     names = config.get("architectures")
     ours = variant.architectures
-    if not (isinstance(names, list) and len(names) == 1 and names[0] in ours):
+    if "architectures" not in config and family in _BY_MODEL_TYPE:
+        yield Problem(
+            rule="cfg.default",
+            file=_FILE,
+            where="architectures",
+            found="nothing",
+            expected=f'["{ours[0]}"]',
+            message="'architectures' names no class; vLLM takes the one of model_type",
+            fix="State it.",
+        )
+    elif not (isinstance(names, list) and len(names) == 1 and names[0] in ours):
         yield Problem(
             rule="cfg.arch",
             file=_FILE,
@@ -153,6 +167,8 @@ def _check_object(
             problems.append(_default(where, rule))
     absent = [key for key in keys if key not in found]
     strange = [key for key in found if key not in keys and key not in skip]
+    if not prefix:
+        strange = [key for key in strange if not (key in LENGTHS and is_length(found[key]))]
     if len(strange) > _MAX_STRANGE:
         problems.append(_too_many(prefix, len(strange)))
     for key in strange[:_MAX_STRANGE]:

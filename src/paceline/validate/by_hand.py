@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.draft import INDEX_NAME, MASK_EMBEDDING
+from paceline.draft.lengths import LENGTHS
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
@@ -56,7 +57,11 @@ def soften(case: Case, item: Finding) -> Finding:
         return item
     if item.file == _SPEC and item.rule != "spec.missing":
         return replace(item, file="")  # there is none: the command line said it
-    if case.is_contest or item.rule not in _BESIDE or item.severity != "error":
+    if case.is_contest or item.severity != "error":
+        return item
+    if item.rule == "st.meta" or _ends_early(case, item):  # served all the same
+        return replace(item, severity="warning")
+    if item.rule not in _BESIDE:
         return item
     if not case.scan.headers or _is_read(case, item.file):
         return item
@@ -65,6 +70,13 @@ def soften(case: Case, item: Finding) -> Finding:
         severity="warning",
         message=f"{item.message} (vLLM 0.31.0 does not open it beside safetensors)",
     )
+
+
+def _ends_early(case: Case, item: Finding) -> bool:
+    """A length below the positions: beyond it vLLM goes on without a draft, which a recurrent
+    target does not survive."""
+    is_hybrid = case.target is None or case.target.is_hybrid
+    return item.rule == "cfg.unknown" and item.where in LENGTHS and not is_hybrid
 
 
 def _is_read(case: Case, file: str) -> bool:

@@ -203,3 +203,74 @@ def test_methods_of_vllm_that_are_no_family_here(
         read_draft(folder, by_hand=given if by_hand else None)
     contest = validate_draft(folder, rules=EMC2, by_hand=given if by_hand else None)
     assert severities(contest, "cfg.contract") == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"auto_map": {"AutoModel": "dflash.DFlashDraftModel"}}, "cfg.auto_map"),
+        ({"auto_map": {"AutoConfig": "x.Config"}}, "cfg.auto_map"),
+        ({"_name_or_path": "/root/outputs/draft"}, "cfg.auto_map"),
+        ({"_attn_implementation": "flex_attention"}, "cfg.auto_map"),
+        ({"attn_implementation": "sdpa"}, "cfg.auto_map"),
+        ({"max_sequence_length": 1024}, "cfg.unknown"),
+    ],
+)
+def test_keys_that_vllm_was_seen_to_pass_over_only_warn(
+    change: dict[str, Any], rule: str, tmp_path: Path
+) -> None:
+    """tests/flow/test_odd_drafts.py has vLLM's own loader build the same model with each."""
+    folder = build_draft(tmp_path / "d", config=change)
+    spec = folder / "spec.json"
+    given = json.loads(spec.read_text())
+    text = spec.read_bytes()
+    spec.unlink()
+    report = validate_draft(folder, target=build_target_facts(tmp_path), by_hand=given)
+    assert (errors(report), severities(report, rule)) == ([], ["warning"])
+    assert "error" in severities(validate_draft(folder, rules=EMC2, by_hand=given), rule)
+    spec.write_bytes(text)
+    expected = "warning" if "_name_or_path" in change else "error"
+    assert severities(validate_draft(folder), rule) == [expected]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trust_remote_code": True},
+        {"_attn_implementation": "someone/kernel"},
+        {"_attn_implementation_internal": "sdpa"},
+        {"rope_parameters": {"rope_type": "default", "auto_map": {"AutoModel": "x.Y"}}},
+        {"kernels": True},
+    ],
+)
+def test_other_keys_that_load_code_are_refused_by_hand_too(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = build_draft(tmp_path / "d", config=change, weights_follow_config=False)
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    assert "error" in severities(validate_draft(folder, by_hand=by_hand), "cfg.auto_map")
+
+
+def test_an_early_end_is_refused_beside_a_hybrid(tmp_path: Path) -> None:
+    """There vLLM reads a stale state once it drafts no more."""
+    folder = build_draft(tmp_path / "d", config={"max_seq_len": 512})
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    kinds = ("linear_attention", "full_attention") * 2
+    target = build_target_facts(tmp_path, layer_types=kinds)
+    assert severities(validate_draft(folder, target=target, by_hand=by_hand), "cfg.unknown") == [
+        "error"
+    ]
+
+
+def test_metadata_of_another_writer_only_warns(tmp_path: Path) -> None:
+    """vLLM reads the tensors and no metadata."""
+    folder = build_draft(tmp_path / "d")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'{"format": "pt"}', b'{"format":"mlx"}'))
+    assert severities(validate_draft(folder), "st.meta") == ["error"]
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    assert severities(validate_draft(folder, by_hand=by_hand), "st.meta") == ["warning"]

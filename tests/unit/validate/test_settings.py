@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from builders import (
     build_tensors,
     encode_d2t,
 )
+from contract_cases import CASES, build_tensors_of, write_folder
 
 from paceline.draft import read_draft
 from paceline.errors import DraftError
@@ -79,9 +81,9 @@ def answers(folder: Path, **options: Any) -> dict[str, str]:
         ({"rope_parameters": {**ROPE, "rope_theta": 5e5}}, "cfg.rope", "note"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "cfg.rope", "error"),
         ({"draft_vocab_size": 65}, "cfg.vocab", "error"),
-        ({"_name_or_path": "/etc"}, "cfg.auto_map", "error"),
-        ({"_name_or_path": "https://x/y"}, "cfg.auto_map", "error"),
-        ({"_name_or_path": "../x"}, "cfg.auto_map", "error"),
+        ({"_name_or_path": "/etc"}, "cfg.auto_map", "warning"),
+        ({"_name_or_path": "https://x/y"}, "cfg.auto_map", "warning"),
+        ({"_name_or_path": "../x"}, "cfg.auto_map", "warning"),
         ({"_name_or_path": ["x"]}, "cfg.auto_map", "error"),
         ({"quantizer": "x.Y"}, "cfg.auto_map", "error"),
         ({"is_encoder_decoder": True}, "cfg.value", "error"),
@@ -258,3 +260,34 @@ def test_rules_and_limits_together_are_refused(tmp_path: Path) -> None:
     rules, folder = read_rules("demo"), build_draft(tmp_path / "d")
     with pytest.raises(TypeError, match="one of the two"):
         validate_draft(folder, rules=rules, limits=rules.limits)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "severity"),
+    [
+        ({"max_seq_len": 32768}, "cfg.unread", "warning"),
+        ({"model_max_length": 32768}, "cfg.unread", "warning"),
+        ({"n_positions": 2**20}, "cfg.unread", "warning"),
+        ({"max_seq_len": 32767}, "cfg.unknown", "error"),
+        ({"model_max_length": 2**20}, "cfg.unknown", "error"),
+        ({"max_seq_length": 0}, "cfg.unknown", "error"),
+        ({"seq_len": True}, "cfg.unknown", "error"),
+    ],
+)
+def test_other_names_of_a_length(
+    change: dict[str, Any], rule: str, severity: str, tmp_path: Path
+) -> None:
+    folder = build_draft(tmp_path / "d", config={"max_position_embeddings": 32768, **change})
+    assert answers(folder).get(rule) == severity
+
+
+def test_a_class_that_is_not_named(tmp_path: Path) -> None:
+    """vLLM takes it from model_type, but for EAGLE-3 and DFlash, where it stops."""
+    for family, name in (("draft_model", "draft_model, Llama"), ("dflash", "dflash")):
+        (case,) = [case for case in CASES if case.name == name]
+        folder = tmp_path / family
+        write_folder(case, folder, build_tensors_of(case))
+        config = {key: value for key, value in case.config.items() if key != "architectures"}
+        (folder / "config.json").write_text(json.dumps(config))
+        found = {item.where: item.severity for item in validate_draft(folder).findings}
+        assert found["architectures"] == ("warning" if family == "draft_model" else "error")
