@@ -1,13 +1,16 @@
 """Drafts for pocket on one GPU: own answers, a tuned MTP head, an EAGLE-3 draft; served figures.
 
-    python recipes/pocket/tune.py --target POCKET --out OUT --stage own --minutes 3
+    python recipes/pocket/tune.py --target POCKET --out OUT --stage own --part 0/2 --minutes 3 &
+    python recipes/pocket/tune.py --target POCKET --out OUT --stage own --part 1/2 --minutes 3
+    python recipes/pocket/tune.py --target POCKET --out OUT --stage merge
     python recipes/pocket/tune.py --target POCKET --out OUT --stage train --family mtp --minutes 3
     python recipes/pocket/tune.py --target POCKET --out OUT --stage train --family eagle3
     python recipes/pocket/tune.py --target POCKET --out OUT --stage serve --family mtp --k 3
 
 POCKET is the folder that train_pocket.py exported. `--family native` serves its own head. --work
-holds `data/` (a data folder); OUT gets `mtp/`, `eagle3/`, served-FAMILY-kK.json and tune-log.json.
-One process a stage. No network.
+holds `data/` (a data folder); OUT gets `mtp/`, `eagle3/`, served-FAMILY-kK.json and a
+log-STAGE-….json each. One process a stage; stages that do not wait for each other run side by side
+on one GPU, since none of so small a model fills it. No network.
 """
 
 from __future__ import annotations
@@ -48,10 +51,9 @@ def build_engine(args: argparse.Namespace, **extra: Any) -> Any:
         "seed": 0,
         **extra,
     }
-    if args.device == "cuda":
-        settings.update(gpu_memory_utilization=0.5, gdn_prefill_backend="triton")
-    else:
-        settings["kv_cache_memory_bytes"] = 512 * 2**20
+    settings["kv_cache_memory_bytes"] = (8 * 2**30) if args.device == "cuda" else 512 * 2**20
+    if args.device == "cuda":  # several engines share the GPU: the pool is stated, not profiled
+        settings.update(gpu_memory_utilization=0.02, gdn_prefill_backend="triton")
     return LLM(**settings)
 
 
@@ -68,8 +70,8 @@ def sampling(args: argparse.Namespace, temperature: float) -> Any:
 
 
 def own(args: argparse.Namespace) -> dict[str, Any]:
-    """Pocket's own answers to the training prompts, most of them greedy, as a data folder."""
-    folder = args.work / "data"
+    """Pocket's own answers to its share of the training prompts, most of them greedy."""
+    folder = args.work / f"data-{args.part[0]}"
     shutil.rmtree(folder, ignore_errors=True)
     llm = build_engine(args)
     began = time.monotonic()  # the minutes are of answering
@@ -77,8 +79,9 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(f"train:{args.num_prompts}").prompts
     leaked = {o.training_id for o in contamination(list(prompts), read_prompts("held-out").prompts)}
     kept = [prompt for prompt in prompts if prompt.prompt_id not in leaked]
-    draw = random.Random("own")
-    draw.shuffle(kept)
+    random.Random("own").shuffle(kept)
+    draw = random.Random(f"own {args.part[0]}")
+    kept = kept[args.part[0] :: args.part[1]]
     num_rows = num_tokens = 0
     for at in range(0, len(kept), args.chunk):
         if time.monotonic() - began > 60.0 * args.minutes:
@@ -105,6 +108,21 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
             append_jsonl(folder / "rows.jsonl", row)
             num_rows, num_tokens = num_rows + 1, num_tokens + len(answer.token_ids)
         print(f"{num_rows} answers, {num_tokens:,} tokens", flush=True)
+    return {"rows": num_rows, "answer_tokens": num_tokens}
+
+
+def merge(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts' answers as one data folder."""
+    folder = args.work / "data"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    num_rows = num_tokens = 0
+    with open(folder / "rows.jsonl", "w", encoding="utf-8") as out:
+        for path in sorted(args.work.glob("data-*/rows.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                begin, end = json.loads(line)["loss_spans"][0]
+                num_rows, num_tokens = num_rows + 1, num_tokens + end - begin
+                out.write(line + "\n")
     facts = args.target
     write_json(
         folder / "data.json",
@@ -157,7 +175,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     num_steps = args.num_steps
     if num_steps is None:
         clock: list[float] = []
-        run(60, args.work / "trial", clock)
+        run(60, args.work / f"trial-{args.family}", clock)
         step_s = (clock[-1] - clock[20]) / (len(clock) - 21)
         num_steps = max(100, int(60.0 * args.minutes / step_s))
         history.clear()
@@ -169,11 +187,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
     """Acceptance on held-out prompts, greedy, and the replay of the very steps."""
-    method = args.family.removesuffix("-narrow")
-    k, config = args.k, {"method": method, "num_speculative_tokens": args.k}
-    if args.family == "native":
-        config["method"] = "mtp"
-    else:
+    k, config = args.k, {"method": "mtp", "num_speculative_tokens": args.k}
+    if args.family != "native":
+        config["method"] = read_draft(args.out / args.family).family
         config["model"] = str((args.out / args.family).resolve())
     llm = build_engine(args, speculative_config=config, per_request_spec_decode_metrics="detailed")
     tokenizer = open_tokenizer(args.target, thinking=args.thinking)
@@ -211,7 +227,13 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-STAGES = {"own": own, "train": train, "serve": serve}
+STAGES = {"own": own, "merge": merge, "train": train, "serve": serve}
+
+
+def read_part(words: str) -> tuple[int, int]:
+    """ "I/N" as (I, N)."""
+    number, _, count = words.partition("/")
+    return int(number), int(count)
 
 
 def main() -> None:
@@ -220,17 +242,15 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/pocket-drafts"))
     parser.add_argument("--stage", choices=list(STAGES), required=True)
-    parser.add_argument(
-        "--family",
-        choices=("native", "mtp", "eagle3", "eagle3-narrow", "medusa", "draft_model"),
-        default="mtp",
-    )
+    families = sorted(path.stem for path in HERE.glob("*.toml"))
+    parser.add_argument("--family", choices=("native", *families), default="mtp")
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--num-steps", type=int)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--thinking", choices=("on", "off"), default="off")
     parser.add_argument("--num-prompts", type=int, default=40_000)
+    parser.add_argument("--part", type=read_part, default=(0, 1), help="of the prompts, as I/N")
     parser.add_argument("--sampled-share", type=float, default=0.3)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--num-eval", type=int, default=96)
@@ -240,12 +260,11 @@ def main() -> None:
     args = parser.parse_args()
     for folder in (args.work, args.out):
         folder.mkdir(parents=True, exist_ok=True)
-    path = args.out / "tune-log.json"
-    log = json.loads(path.read_text()) if path.exists() else {}
-    name = args.stage if args.stage == "own" else f"{args.stage} {args.family} k{args.k}"
-    log[name] = STAGES[args.stage](args)
-    write_json(path, log)
-    print(f"{name}: {json.dumps({k: v for k, v in log[name].items() if k != 'history'})}")
+    about = {"own": str(args.part[0]), "merge": "data"}.get(args.stage, f"{args.family}-k{args.k}")
+    found = STAGES[args.stage](args)
+    write_json(args.out / f"log-{args.stage}-{about}.json", found)
+    shown = {key: value for key, value in found.items() if key != "history"}
+    print(f"{args.stage} {about}: {json.dumps(shown)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ OPTIONS: dict[str, list[str]] = {
     "bench": [
         "--baseline",
         "--baseline-url",
+        "--config",
         "--device",
         "--draft",
         "--k",
@@ -76,6 +77,7 @@ OPTIONS: dict[str, list[str]] = {
     "fetch": ["--as", "--max-bytes", "--out", "--verify", "ref"],
     "forecast": [
         "--acceptance",
+        "--at-once",
         "--bandwidth",
         "--baseline",
         "--baseline-acceptance",
@@ -136,6 +138,7 @@ OPTIONS: dict[str, list[str]] = {
     "quantize": [
         "--data",
         "--device",
+        "--distill",
         "--edges",
         "--group-size",
         "--head",

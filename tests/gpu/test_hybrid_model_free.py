@@ -1,11 +1,13 @@
-"""Model-free drafting on a hybrid target on a CUDA machine: whose text stays the target's own.
+"""Drafting on a hybrid target on a CUDA machine: whose text stays the target's own.
 
 200 prompts, greedy, through unmodified vLLM 0.31.0: without a draft (twice), with vLLM's own
-variable-length methods (the plan refuses them; they are started anyway) and with a constant K.
-PACELINE_GPU_TARGET names a hybrid target folder; without it a toy is trained first (10 s).
+variable-length methods (the plan refuses them; they are started anyway), with a constant K, with
+the target's own MTP head where it has one; then all of them with a shared beginning and prefix
+caching, which the plan turns off. PACELINE_GPU_TARGET names a hybrid target; without it a toy is
+trained first (10 s). PACELINE_GPU_OUT: a folder for the table.
 
-make test-gpu, or `pytest -s -m gpu tests/gpu/test_hybrid_model_free.py` (below four minutes). Each
-engine is a process of its own, one after the other beside the plain one.
+make test-gpu, or `pytest -s -m gpu tests/gpu/test_hybrid_model_free.py` (minutes). Each engine is
+a process of its own, one after the other beside the plain one.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ import pytest
 from text_forks import Forks, count_forks, delivered_tau, reported_length
 from toy_hybrid import make_prompts, make_toy_hybrid
 
-from paceline.draft import read_draft
+from paceline.draft import Draft, read_draft, read_native_draft
 from paceline.endpoint import Answer, Request, Sampling
-from paceline.errors import EngineError
+from paceline.errors import DraftError, EngineError
 from paceline.serve import Plan, VllmEndpoint, build_plan, start
 from paceline.serve.install import engine_python
 from paceline.target import TargetFacts, read_target
@@ -38,7 +40,7 @@ pytestmark = [
 
 K = 5
 TOLERANCE = 0.15  # nats
-CONCURRENCY = 32
+CONCURRENCY = 64
 KV_BYTES = 4 * 2**30
 ARMS: dict[str, dict[str, Any]] = {
     "vLLM's ngram 2/5": {
@@ -109,15 +111,23 @@ def share_a_beginning(requests: Sequence[Request], length: int) -> list[Request]
     ]
 
 
+def write_draft(spec: dict[str, Any], folder: Path) -> Draft:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spec.json").write_text(json.dumps({"num_speculative_tokens": K, **spec}))
+    return read_draft(folder)
+
+
+def find_native(target: TargetFacts) -> Draft | None:
+    try:
+        return read_native_draft(target, num_speculative_tokens=3)
+    except DraftError:
+        return None
+
+
 def plan_arm(
-    target: TargetFacts, spec: dict[str, Any] | None, device: str, length: int, folder: Path
+    target: TargetFacts, draft: Draft | None, device: str, length: int, *, caching: bool = False
 ) -> Plan:
-    draft = None
-    if spec is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").write_text(json.dumps({"num_speculative_tokens": K, **spec}))
-        draft = read_draft(folder)
-    return build_plan(
+    plan = build_plan(
         target,
         draft,
         device=device,
@@ -126,6 +136,10 @@ def plan_arm(
         enforce_eager=True,
         kv_cache_bytes=KV_BYTES if device == "cuda" else None,
     )
+    if not caching:
+        return plan
+    args = {**plan.engine_args, "enable_prefix_caching": True}  # the plan turns it off
+    return dataclasses.replace(plan, engine_args=args)
 
 
 def measure_arm(
@@ -171,8 +185,15 @@ def measure_all(target: TargetFacts, device: str, count: int, folder: Path) -> d
     longest = max(len(request.prompt_ids) for request in shared) + 96 + K + 1
     length = min(target.max_position_embeddings, longest)
     rows: dict[str, Row] = {}
-    plain_plan = plan_arm(target, None, device, length, folder)
-    with start(plain_plan, log_path=folder / "plain.log") as endpoint:
+    native = find_native(target)
+    with start(plan_arm(target, None, device, length), log_path=folder / "plain.log") as endpoint:
+
+        def measure(name: str, draft: Draft | None, asked: Any, texts: Any, **extra: bool) -> None:
+            plan = plan_arm(target, draft, device, length, **extra)
+            log_path = folder / f"{name}.log"
+            rows[name] = measure_arm(name, plan, asked, texts, endpoint, log_path)
+            print(rows[name].show(), flush=True)
+
         plain = endpoint.generate(requests, concurrency=CONCURRENCY)
         again = endpoint.generate(requests[::-1], concurrency=CONCURRENCY)[::-1]
         rows["no draft, again"] = compare("no draft, again", plain, again, endpoint)
@@ -180,17 +201,16 @@ def measure_all(target: TargetFacts, device: str, count: int, folder: Path) -> d
             if name == "vLLM's suffix" and not has_arctic():
                 rows[name] = Row(name=name, failure="not run: arctic-inference is not installed")
                 continue
-            plan = plan_arm(target, spec, device, length, folder / name)
-            log_path = folder / f"{name}.log"
-            rows[name] = measure_arm(name, plan, requests, plain, endpoint, log_path)
+            measure(name, write_draft(spec, folder / name), requests, plain)
+        if native is not None:
+            measure("native MTP", native, requests, plain)
         if device == "cuda":  # vLLM's CPU build has no kernel for it
-            name = "constant-K suffix, prefix caching"
-            plain_shared = endpoint.generate(shared, concurrency=CONCURRENCY)
-            plan = plan_arm(target, ARMS["constant-K suffix"], device, length, folder / name)
-            args = {**plan.engine_args, "enable_prefix_caching": True}  # the plan turns it off
-            plan = dataclasses.replace(plan, engine_args=args)
-            log_path = folder / f"{name}.log"
-            rows[name] = measure_arm(name, plan, shared, plain_shared, endpoint, log_path)
+            texts = endpoint.generate(shared, concurrency=CONCURRENCY)
+            suffix = write_draft(ARMS["constant-K suffix"], folder / "shared")
+            cached = {"no draft": None, "constant-K suffix": suffix}
+            cached |= {} if native is None else {"native MTP": native}
+            for name, draft in cached.items():
+                measure(f"{name}, prefix caching", draft, shared, texts, caching=True)
     return rows
 
 
@@ -214,6 +234,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
         patch.setattr("paceline.serve.endpoint.check_plan", lambda plan: [])
         found = measure_all(target, "cuda", 200, folder)
     print("\n" + show(found))
+    if "PACELINE_GPU_OUT" in os.environ:
+        Path(os.environ["PACELINE_GPU_OUT"], "hybrid.txt").write_text(show(found) + "\n")
     return found
 
 
@@ -250,7 +272,8 @@ def test_one_shape_keeps_full_cuda_graphs(tmp_path: Path, monkeypatch: pytest.Mo
     requests = build_requests(target, 24)
     length = min(target.max_position_embeddings, 2048)
     for name in (None, "vLLM's ngram 2/5", "constant-K ngram 1/5", "constant-K suffix"):
-        plan = plan_arm(target, ARMS.get(name or ""), "cuda", length, tmp_path / str(name))
+        draft = None if name is None else write_draft(ARMS[name], tmp_path / name)
+        plan = plan_arm(target, draft, "cuda", length)
         args = {**plan.engine_args, "enforce_eager": False}
         plan = dataclasses.replace(plan, engine_args=args)
         with start(plan, log_path=tmp_path / "engine.log") as endpoint:

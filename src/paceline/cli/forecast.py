@@ -70,6 +70,10 @@ def forecast(
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Start nothing that would end later.")
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option("--at-once", min=1, help="Engines that start together, if they fit; 1."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
@@ -101,6 +105,7 @@ def forecast(
         (repeats, "--repeats"),
         (max_tokens, "--max-tokens"),
         (minutes, "--minutes"),
+        (at_once, "--at-once"),
         (device, "--device"),
     ):
         _refuse(mode, value, name, ("--measure",))
@@ -140,6 +145,7 @@ def forecast(
             num_repeats=repeats,
             max_tokens=max_tokens,
             minutes=minutes,
+            at_once=at_once or 1,
             device=device,
             out=out,
         )

@@ -25,6 +25,7 @@ def measure_shape(
     num_repeats: int | None,
     max_tokens: int | None,
     minutes: float | None,
+    at_once: int,
     device: str | None,
     out: Path,
 ) -> None:
@@ -118,6 +119,7 @@ def measure_shape(
         machine=machine,
         engine=engine,
         minutes=minutes,
+        at_once=at_once,
         settings={"device": device, "dtype": "bfloat16"},
     )
     for title, lines in describe_measured(found, shape):

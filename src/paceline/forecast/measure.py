@@ -1,8 +1,10 @@
 """Step times of engines by shape: two engines side by side, asked in turn, pair by pair.
 
 The reference is alive while every other configuration is measured, so a slow minute of the machine
-slows both halves of a pair. Each finished configuration is one line of steps.jsonl; the same
-command goes on where it was stopped. Who starts an engine is handed in: nothing here knows vLLM.
+slows both halves of a pair. Starting an engine is the host's work and takes longer than measuring
+it: several may start at once and wait their turn, idle, beside each other. Each finished
+configuration is one line of steps.jsonl; the same command goes on where it was stopped. Who starts
+an engine is handed in: nothing here knows vLLM.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,14 +67,16 @@ def measure_steps(
     machine: str,
     engine: str,
     minutes: float | None = None,
+    at_once: int = 1,
     seed: int = 0,
     settings: dict[str, object] | None = None,
 ) -> Measured:
     """Measures what the file does not hold yet, the reference first.
 
     minutes: no configuration is started that would, by its estimate or the longest so far, end
-    later. settings: of the engines, part of the key. Raises EngineError when the reference gives no
-    figure: without it nothing can be paired.
+    later. at_once: engines that start together beside the reference and stay until all of them are
+    measured; the device must hold them. settings: of the engines, part of the key. Raises
+    EngineError when the reference gives no figure: without it nothing can be paired.
     """
     begun = time.monotonic()
     file_keys = {run.key: run for run in read_runs(path)} if path.exists() else {}
@@ -122,10 +127,10 @@ def measure_steps(
         append_run(path, run)
         file_keys[run.key] = run
 
-    def has_time(one: Configuration) -> bool:
+    def has_time(batch: Sequence[Configuration]) -> bool:
         if minutes is None:
             return True
-        needed = max(longest, (one.minutes or 0.0) * 60)
+        needed = max(longest, *((one.minutes or 0.0) * 60 for one in batch))
         return time.monotonic() - begun + needed <= minutes * 60
 
     if waiting:
@@ -134,18 +139,23 @@ def measure_steps(
             if plan.reference in waiting:
                 finish(plan.reference, reference, _ask(plan, shape, reference, None, seed))
                 waiting.remove(plan.reference)
-            for number, one in enumerate(waiting):
-                if not has_time(one):
+            for number in range(0, len(waiting), at_once):
+                batch = waiting[number : number + at_once]
+                if not has_time(batch):
                     left = [later.name for later in waiting[number:]]
                     break
                 started = time.monotonic()
-                _LOG.info("%s: %d of %d left", one.name, len(waiting) - number, len(waiting))
-                try:
-                    with open_endpoint(one) as endpoint:
-                        finish(one, endpoint, _ask(plan, shape, endpoint, reference, seed))
-                except PacelineError as problem:
-                    _LOG.info("%s gave no figure", one.name)
-                    failed[one.name] = str(problem)
+                names = ", ".join(one.name for one in batch)
+                _LOG.info("%s: %d of %d left", names, len(waiting) - number, len(waiting))
+                with _open_all(open_endpoint, batch) as opened:
+                    for one, endpoint in zip(batch, opened, strict=True):
+                        try:
+                            if isinstance(endpoint, PacelineError):
+                                raise endpoint
+                            finish(one, endpoint, _ask(plan, shape, endpoint, reference, seed))
+                        except PacelineError as problem:
+                            _LOG.info("%s gave no figure", one.name)
+                            failed[one.name] = str(problem)
                 longest = max(longest, time.monotonic() - started)
     return Measured(
         runs=tuple(file_keys[keys[one.name]] for one in order if keys[one.name] in file_keys),
@@ -153,6 +163,27 @@ def measure_steps(
         failed=failed,
         left=tuple(left),
     )
+
+
+@contextlib.contextmanager
+def _open_all(
+    open_endpoint: Open, batch: Sequence[Configuration]
+) -> Iterator[list[Endpoint | PacelineError]]:
+    """Started together, in the batch's order; the reason in place of one that did not start."""
+
+    def enter(one: Configuration) -> tuple[contextlib.ExitStack, Endpoint | PacelineError]:
+        own = contextlib.ExitStack()
+        try:
+            return own, own.enter_context(open_endpoint(one))
+        except PacelineError as problem:
+            return own, problem
+
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(len(batch)) as pool:
+            futures = [pool.submit(enter, one) for one in batch]
+            for future in futures:
+                future.add_done_callback(lambda done: stack.push(done.result()[0]))
+        yield [future.result()[1] for future in futures]
 
 
 def _arm(one: Configuration, plan: MeasurePlan) -> str:

@@ -28,6 +28,8 @@ _CUDA_MAX_MODEL_LEN = 16384 + 64
 _KV_BLOCK_TOKENS = 128  # the CPU backend's block; larger than CUDA's 16
 _KV_FLOOR_BYTES = 64 * 2**20
 _KV_CPU_CEILING_BYTES = 256 * 2**20
+_KV_CUDA_CEILING_BYTES = 16 * 2**30  # 27 B of bf16 and this fit 80 GB
+_GPU_SHARE = 0.02  # vLLM only asks for this much to be free; the pool's size is stated
 _ONLY_V1 = ("medusa",)  # families that vLLM's second model runner does not know
 
 
@@ -92,7 +94,8 @@ def build_plan(
     device: "cpu" or "cuda"; None takes the build of vLLM that is installed.
     max_model_len: tokens; None is the target's own length, at most 2,048 on a CPU and 16,448 on
     CUDA. enforce_eager: None is True on a CPU (a compiled start takes minutes), False on CUDA.
-    kv_cache_bytes: None fits max_num_seqs full sequences, at most 256 MiB on a CPU but always one.
+    kv_cache_bytes: None fits max_num_seqs full sequences, at most 256 MiB on a CPU and 16 GiB on
+    CUDA, but always one.
     ngram_min, ngram_max: lengths looked up by `ngram`; 1 and 5 when neither is set.
     Raises PlanError for settings that contradict each other or have no effect.
     """
@@ -116,7 +119,7 @@ def build_plan(
     if device == "cpu" and num_threads is None:
         num_threads = len(os.sched_getaffinity(0))
     if kv_cache_bytes is None:
-        kv_cache_bytes = _default_kv_bytes(target, draft, device, max_model_len, max_num_seqs)
+        kv_cache_bytes = _default_kv_bytes(target, draft, device, max_model_len, max_num_seqs, k)
 
     is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
     runner = "v1" if is_v1 or needs_runner_v1(draft) else "v2"
@@ -137,16 +140,17 @@ def build_plan(
         "max_num_seqs": max_num_seqs,
         "enforce_eager": device == "cpu" if enforce_eager is None else enforce_eager,
         "enable_prefix_caching": prefix_caching,
+        "kv_cache_memory_bytes": kv_cache_bytes,
         "async_scheduling": runner == "v2" and not is_model_free(method),
         "disable_log_stats": False,
         "tensor_parallel_size": 1,
         "seed": seed,
         "worker_extension_cls": "paceline.serve.inspector.Inspector",
     }
+    if device == "cuda":
+        engine_args["gpu_memory_utilization"] = _GPU_SHARE
     if device == "cuda" and target.is_hybrid:
         engine_args["gdn_prefill_backend"] = "triton"  # the other one needs FlashInfer's kernels
-    if kv_cache_bytes is not None:
-        engine_args["kv_cache_memory_bytes"] = kv_cache_bytes
     is_nested = "text_config" in target.config and "vocab_size" not in target.config
     if method == "medusa" and is_nested:  # vLLM asks a multimodal target's outer config, and stops
         engine_args["hf_overrides"] = {"vocab_size": target.vocab_size}
@@ -255,23 +259,48 @@ def kv_bytes_per_token(target: TargetFacts, draft: Draft | None) -> int:
         config = draft.config
         heads = int(config.get("num_key_value_heads") or target.num_key_value_heads)
         head_dim = int(config.get("head_dim") or target.head_dim)
-        total += int(config.get("num_hidden_layers") or 1) * heads * head_dim * 4
+        # an MTP head is one layer; its config counts the target's
+        num_layers = 1 if draft.family == "mtp" else int(config.get("num_hidden_layers") or 1)
+        total += num_layers * heads * head_dim * 4
     return total
 
 
 def _default_kv_bytes(
-    target: TargetFacts, draft: Draft | None, device: str, max_model_len: int, max_num_seqs: int
-) -> int | None:
-    if device == "cuda" and target.is_hybrid:
-        return None  # vLLM profiles the device; recurrent states make an own estimate worthless
+    target: TargetFacts,
+    draft: Draft | None,
+    device: str,
+    max_model_len: int,
+    max_num_seqs: int,
+    k: int | None,
+) -> int:
     blocks = -(-max_model_len // _KV_BLOCK_TOKENS) + 2
     one = blocks * _KV_BLOCK_TOKENS * kv_bytes_per_token(target, draft)
     if target.is_hybrid:
-        one *= 4
-    wanted = one * max_num_seqs
-    if device == "cpu":
-        wanted = min(wanted, _KV_CPU_CEILING_BYTES)
-    return max(wanted, one, _KV_FLOOR_BYTES)
+        one = 4 * one if device == "cpu" else 2 * (one + _state_bytes(target, k or 0))
+    ceiling = _KV_CPU_CEILING_BYTES if device == "cpu" else _KV_CUDA_CEILING_BYTES
+    return max(min(one * max_num_seqs, ceiling), one, _KV_FLOOR_BYTES)
+
+
+def _state_bytes(target: TargetFacts, k: int) -> int:
+    """Recurrent states of one sequence: one for each drafted token, the real one, one in reserve.
+
+    Layers of unlike pages pad one another to at most twice their size, which the caller adds.
+    """
+    text = target.config.get("text_config", target.config)
+    value_heads, key_heads, value_dim, key_dim, kernel = (
+        int(text[f"linear_{name}"])
+        for name in (
+            "num_value_heads",
+            "num_key_heads",
+            "value_head_dim",
+            "key_head_dim",
+            "conv_kernel_dim",
+        )
+    )
+    matrix = value_heads * value_dim * key_dim * 4  # float32 at most
+    width = value_heads * value_dim + 2 * key_heads * key_dim
+    num_layers = sum("linear" in kind for kind in target.layer_types)
+    return (k + 2) * num_layers * (matrix + width * (kernel - 1 + k) * 2)
 
 
 def build_env(device: str, runner: str, num_threads: int | None) -> dict[str, str]:

@@ -39,7 +39,6 @@ __all__ = [
 
 _BLOCK_ELEMENTS = 1 << 22
 _ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1}
-_GPU_SHARE = 0.02  # vLLM only asks for this much to be free; the pool's size is stated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,8 +280,6 @@ def _make_draft(folder: Path, draft: ShapeDraft, target: TargetFacts) -> Draft:
 def _by_shape(plan: Plan, draft: ShapeDraft | None, acceptance_length: float | None) -> Plan:
     """The plan with dummy weights, a pool of its own size, and acceptance by decree."""
     args = {**plan.engine_args, "load_format": "dummy"}
-    if plan.device == "cuda":
-        args["gpu_memory_utilization"] = _GPU_SHARE
     if draft is not None:
         speculative = dict(args["speculative_config"])
         if acceptance_length is not None:

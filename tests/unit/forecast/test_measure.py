@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,21 +79,24 @@ class _Engine:
 
 
 class _Room:
-    """Opens scripted engines; `broken` fail to start."""
+    """Opens scripted engines; `broken` fail to start. together: that many start at one time."""
 
-    def __init__(self, *broken: str) -> None:
+    def __init__(self, *broken: str, together: int = 1) -> None:
         self.opened: list[str] = []
         self.asked: list[str] = []
         self.broken = broken
-        self.alive = 0
+        self.alive = self.most = 0
+        self.together = threading.Barrier(together)
 
     @contextlib.contextmanager
     def open(self, one: Configuration) -> Iterator[Any]:
         self.opened.append(one.name)
+        if one.name != "baseline":
+            self.together.wait(timeout=10)
         if one.name in self.broken:
             raise EngineError("the engine died")
         self.alive += 1
-        assert self.alive <= 2
+        self.most = max(self.most, self.alive)
         yield _Engine(one.name, 0.010 if one.name == "baseline" else 0.015, self.asked)
         self.alive -= 1
 
@@ -133,6 +137,7 @@ def test_pairs_are_asked_in_turn_and_the_first_changes(tmp_path: Path) -> None:
     room = _Room()
     found = _measure(room, tmp_path / "steps.jsonl", _plan("a"))
     assert room.opened == ["baseline", "plain", "a"]
+    assert room.most == 2
     alone, plain = room.asked[:5], room.asked[5:15]
     assert alone == ["baseline"] * 5  # a warm-up and four repeats
     b, p = "baseline", "plain"
@@ -161,6 +166,18 @@ def test_a_rerun_measures_only_what_is_missing(tmp_path: Path) -> None:
     # another number of repeats, another machine: other figures
     _measure(third, path, _plan("a", "b", num_repeats=2))
     assert third.opened == ["baseline", "plain", "a", "b"]
+
+
+def test_engines_start_together_and_are_measured_in_turn(tmp_path: Path) -> None:
+    room = _Room("b", together=2)
+    found = _measure(room, tmp_path / "steps.jsonl", _plan("a", "b", "c"), at_once=2)
+    assert (room.most, room.alive) == (3, 0)  # the reference and two more; all are closed
+    assert list(found.failed) == ["b"]
+    assert [run.name for run in found.runs] == ["baseline", "plain", "a", "c"]
+    asked = room.asked[5:]  # pairs with the reference, never with a neighbour
+    assert set(asked[:10]) == {"baseline", "plain"}
+    assert set(asked[10:20]) == {"baseline", "a"}
+    assert set(asked[20:]) == {"baseline", "c"}
 
 
 def test_a_slice_of_time_starts_nothing_that_would_end_later(tmp_path: Path) -> None:

@@ -49,7 +49,13 @@ def make_target(tmp_path: Path) -> Callable[..., TargetFacts]:
             "tokenizer_sha256": "a" * 64,
             "chat_template_sha256": None,
             "weights_fingerprint": "b" * 64,
-            "config": {},
+            "config": {
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 2,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "linear_conv_kernel_dim": 4,
+            },
         }
         return TargetFacts(**{**values, **changes})
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.draft import Draft
+from paceline.draft import Draft, read_native_draft
 from paceline.endpoint import EngineFacts
 from paceline.errors import EngineError, PlanError
 from paceline.serve import build_plan, describe_plan
 from paceline.serve.endpoint import check_facts
 from paceline.serve.plan import kv_bytes_per_token
-from paceline.target import TargetFacts
+from paceline.target import TargetFacts, read_target
 
 Targets = Callable[..., TargetFacts]
 Drafts = Callable[..., Draft]
@@ -189,6 +189,22 @@ def test_kv_bytes_per_token_by_hand(make_target: Targets, make_draft: Drafts) ->
     assert kv_bytes_per_token(make_target(), make_draft()) == 256 + 256
     hybrid = make_target(layer_types=("linear_attention",) * 3 + ("full_attention",))
     assert kv_bytes_per_token(hybrid, None) == 64
+
+
+def test_on_cuda_every_pool_is_stated_so_that_servers_stand_side_by_side(
+    make_target: Targets,
+) -> None:
+    """pocket, by hand: 1 KiB of keys and values a token, 6 states of 133 to 137 KB a sequence."""
+    pocket = read_target("pocket")
+    native = read_native_draft(pocket, num_speculative_tokens=3)
+    for draft, least in ((None, 17_000_000), (native, 26_000_000)):
+        plan = build_plan(pocket, draft, device="cuda", max_num_seqs=8)
+        pool = plan.engine_args["kv_cache_memory_bytes"]
+        assert 8 * least < pool < 8 * 4 * least
+        assert plan.engine_args["gpu_memory_utilization"] < 0.1
+    for target in (pocket, make_target(max_position_embeddings=16448)):
+        many = build_plan(target, device="cuda", max_num_seqs=4096)
+        assert many.engine_args["kv_cache_memory_bytes"] <= 16 * 2**30
 
 
 def test_description_holds_every_argument_and_variable(
