@@ -145,7 +145,7 @@ ODD_DRAFTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         "warn",
     ),
     "quantised by another format": (
-        draft(config={"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+        draft(config={"quantization_config": {"quant_method": "awq", "bits": 4}}),
         "warn",
     ),
     "no record": (draft(metadata={"name": REMOVE, "trained": REMOVE}), "pass"),

@@ -27,6 +27,8 @@ __all__ = ["Draft", "list_bundled", "read_draft", "resolve_draft"]
 
 _BUNDLED = Path(__file__).parent / "bundled"
 _CONTENT = (".json", ".safetensors")
+# In a plain config vLLM reads it only when it is given the folder without a target.
+_OF_AN_ENVELOPE = ("speculators_config",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ def read_draft(path: str | Path, *, by_hand: Mapping[str, Any] | None = None) ->
     contract = build_contract(family, config)
     if METHODS[family].has_weights:
         for problems in (
-            check_config_keys(family, config),
+            check_config_keys(family, config, skip=_OF_AN_ENVELOPE),
             check_tapped_layers(config) if family == "eagle3" else [],
             check_tensors(contract, scan.tensors_by_file),
         ):

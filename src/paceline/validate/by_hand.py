@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.draft import INDEX_NAME, MASK_EMBEDDING
-from paceline.draft.lengths import LENGTHS
+from paceline.draft.lengths import LENGTHS, is_length
 from paceline.problems import show_value
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding
@@ -75,8 +75,10 @@ def soften(case: Case, item: Finding) -> Finding:
 def _ends_early(case: Case, item: Finding) -> bool:
     """A length below the positions: beyond it vLLM goes on without a draft, which a recurrent
     target does not survive."""
+    if item.rule != "cfg.unknown" or item.where not in LENGTHS:
+        return False
     is_hybrid = case.target is None or case.target.is_hybrid
-    return item.rule == "cfg.unknown" and item.where in LENGTHS and not is_hybrid
+    return is_length(case.config.get(item.where)) and not is_hybrid
 
 
 def _is_read(case: Case, file: str) -> bool:

@@ -264,6 +264,15 @@ def test_an_early_end_is_refused_beside_a_hybrid(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", [[], {}, "1024", 0, True, 1.5])
+def test_what_is_no_length_is_refused(value: Any, tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", config={"max_seq_len": value})
+    (folder / "spec.json").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    report = validate_draft(folder, target=build_target_facts(tmp_path), by_hand=by_hand)
+    assert severities(report, "cfg.unknown") == ["error"]
+
+
 def test_metadata_of_another_writer_only_warns(tmp_path: Path) -> None:
     """vLLM reads the tensors and no metadata."""
     folder = build_draft(tmp_path / "d")

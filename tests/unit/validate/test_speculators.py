@@ -220,3 +220,15 @@ def test_an_envelope_without_k_is_told_once(tmp_path: Path) -> None:
     folder = build_envelope(tmp_path / "d", speculators_config=settings)
     rules = {i.rule for i in check(folder).findings if i.severity == "error"}
     assert rules == {"spec.missing"}
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"verifier": {"name_or_path": "org/toy"}}])
+def test_settings_of_an_envelope_in_a_plain_config(
+    settings: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Two doors, one table: what validate only warns of, the reader reads."""
+    folder = build_draft(tmp_path / "d", config={"speculators_config": settings})
+    report = validate_draft(folder, target=build_target_facts(tmp_path))
+    assert {item.rule for item in report.findings if item.severity != "note"} == {"cfg.spec"}
+    assert report.verdict == "warn"
+    assert read_draft(folder).family == "eagle3"

@@ -123,3 +123,27 @@ def test_what_vllm_stops_at_or_a_contract_describes(
     family: str | None, config: dict[str, Any]
 ) -> None:
     assert find_uncovered(family, config) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "severity"),
+    [
+        (None, ["error"]),
+        (["self_attn.q_proj", "mlp.gate_proj"], ["error"]),
+        ([["qkv_proj"], ["gate_up_proj"]], []),
+        (["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], []),
+    ],
+)
+def test_layers_of_a_gptq_draft_go_by_vllms_names(
+    names: Any, severity: list[str], tmp_path: Path
+) -> None:
+    """tests/flow/test_odd_drafts.py has vLLM's own loader stop at the one and load the other."""
+    settings = {"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": names}
+    folder = build_draft(tmp_path / "d", config={"quantization_config": settings})
+    assert severities(validate_draft(folder), "q.method") == severity
+    whole = build_draft(
+        tmp_path / "whole",
+        spec={"family": "draft_model"},
+        config={"quantization_config": settings, "architectures": ["LlamaForCausalLM"]},
+    )
+    assert severities(validate_draft(whole), "q.method") == []
