@@ -68,9 +68,11 @@ def plan_steps(
     target = name
     if wanted:
         target = str(work / "target")
-        commands.append(
-            ["quantize", name, "--out", target, *data, *_scheme(wanted, facts, device, open_rows)]
-        )
+        words = ["quantize", name, "--out", target, *data, "--device", device]
+        words += _scheme(wanted, facts, device, open_rows)
+        if "distill" in wanted:
+            words += ["--distill", str(min(wanted["distill"], num_steps))]
+        commands.append(words)
     served, k = draft["family"], draft["k"]
     if has_weights:
         served = str(work / "draft")
@@ -90,7 +92,7 @@ def plan_steps(
             commands.append(words)
             served = small
     engine = recipe.get("engine", {})
-    caching = []
+    settings: list[str] = []
     if engine.get("prefix_caching"):
         if facts.is_hybrid:
             open_rows.append(
@@ -98,16 +100,20 @@ def plan_steps(
                 " state (vLLM #53912); the team patched it"
             )
         else:
-            caching = ["--prefix-caching"]
-    if "cudagraph_sizes" in engine:
-        open_rows.append(
-            "CUDA-graph sizes are searched by `paceline tune` on a GPU; bench takes vLLM's own"
+            settings += ["--prefix-caching"]
+    if "cudagraph_sizes" in engine and device == "cpu":
+        open_rows.append("CUDA graphs for whole blocks of K + 1: a CPU has none")
+    elif "cudagraph_sizes" in engine:
+        write_text(
+            work / "engine.toml",
+            f"[engine]\ncompiled = true\ncudagraph_sizes = {engine['cudagraph_sizes']}\n",
         )
+        settings += ["--config", str(work / "engine.toml")]
     common = ["--requests", str(num_requests), "--device", device, *thinking]
     common += [word for regime in regimes for word in ("--regime", regime)]
     plain = ["bench", name, "--draft", "none", "--out", str(work / "plain.json")]
     commands.append([*plain, *common])
-    best = ["bench", target, "--no-baseline", "--draft", served, "--k", str(k), *caching]
+    best = ["bench", target, "--no-baseline", "--draft", served, "--k", str(k), *settings]
     if wanted:
         best += ["--draft", "none"]
     commands.append([*best, "--out", str(work / "optimised.json"), *common])

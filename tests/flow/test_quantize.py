@@ -1,12 +1,14 @@
 """Quantised folders on real vLLM: the kernel that was meant, and the very weights that were meant.
 
 A draft's served steps are replayed by the trainer's forward on its dequantised weights; a target's
-served likelihoods are held against transformers on its dequantised weights.
+matrices are read back out of the engine, and its served likelihoods held against transformers on
+its dequantised weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,14 +19,24 @@ from paceline.draft import dequantize_tensors, read_draft, resolve_draft
 from paceline.endpoint import Request, Sampling
 from paceline.errors import PlanError
 from paceline.quantize import (
+    Distillation,
     choose_scheme,
+    distill_target,
     plan_draft,
     plan_target,
     quantize_draft,
-    quantize_target,
+    round_target,
+    write_target,
 )
 from paceline.rules import read_rules
-from paceline.serve import VllmEndpoint, build_plan, check_plan, start
+from paceline.serve import (
+    VllmEndpoint,
+    build_plan,
+    check_plan,
+    find_altered_weights,
+    start,
+    with_applied_weights,
+)
 from paceline.target import TargetFacts, read_target
 from paceline.train import open_draft_run, replay_draft
 
@@ -87,13 +99,20 @@ def test_draft(
         check_plan(build_plan(smollm2, wide, device="cpu"))
 
 
-def test_hybrid_target(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
+    from toy_hybrid import make_toy_hybrid
+
+    return read_target(str(make_toy_hybrid(tmp_path_factory.mktemp("target") / "toy")))
+
+
+@pytest.mark.parametrize(("method", "distills"), [("gptq", False), ("awq", True)])
+def test_hybrid_target(method: str, distills: bool, toy: TargetFacts, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
-    from toy_hybrid import make_prompts, make_toy_hybrid
+    from toy_hybrid import make_prompts
     from transformers import AutoModelForCausalLM
 
-    target = read_target(str(make_toy_hybrid(tmp_path / "toy")))
     prompts = make_prompts(24)
     rows = [
         Row(
@@ -106,22 +125,32 @@ def test_hybrid_target(tmp_path: Path) -> None:
         for number, prompt in enumerate(prompts)
     ]
     plan = plan_target(
-        target,
+        toy,
         choose_scheme("w4a16"),
+        method=method,
         recurrent=choose_scheme("w8a8"),
         head=choose_scheme("w8a8"),
         num_edge_layers=0,
     )
-    small = quantize_target(plan, tmp_path / "small", rows=rows, where="rows")
+    made = round_target(plan, tmp_path / "small", rows=rows, where="rows")
+    if distills:
+        how = Distillation(rows=rows[:16], held_out=rows[16:], num_steps=60)
+        made, told = distill_target(plan, made, how, where="rows")
+        assert told["kept"], told
+    small = write_target(plan, made, tmp_path / "small")
+    other = _alter_one_code(small.path, tmp_path / "other")
     texts = [(prompt[:4], prompt[4:]) for prompt in prompts]
-    with start(build_plan(small, device="cpu"), log_path=tmp_path / "engine.log") as endpoint:
+    engine = with_applied_weights(build_plan(small, device="cpu"))
+    with start(engine, log_path=tmp_path / "engine.log") as endpoint:
         served = endpoint.text_logprobs(texts)
         kernels = endpoint.kernels()["target"]
+        assert find_altered_weights(endpoint, small.path) == (17, [])
+        assert find_altered_weights(endpoint, other) == (16, ["3.qkv_proj"])
     assert kernels["CPUWNA16LinearKernel"] == 2 + 4 * 2  # qkv, o; gate-up, down of each layer
     assert kernels["CPUInt8ScaledMMLinearKernel"] == 3 * 2 + 1  # qkvz, out; the head
     assert kernels["plain"] == 3 * 2  # gates and convolutions
 
-    model = AutoModelForCausalLM.from_pretrained(str(target.path), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(str(toy.path), dtype=torch.float32).eval()
     tensors = dequantize_tensors(load_file(small.path / "model.safetensors"))
     head = tensors.pop("lm_head.weight").float()
     with torch.no_grad():
@@ -140,3 +169,14 @@ def test_hybrid_target(tmp_path: Path) -> None:
     # inputs of int8 layers are rounded to 8 bits when served, and bf16 is not float32
     assert float(gap.median()) < 0.02
     assert float(gap.mean()) < 0.1
+
+
+def _alter_one_code(folder: Path, other: Path) -> Path:
+    """A copy in which one 4-bit code of the attention layer is another by one."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.layers.3.self_attn.k_proj.weight_packed"][1, 0] ^= 1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    return other

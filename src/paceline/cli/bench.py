@@ -13,7 +13,7 @@ from paceline.data import Thinking
 from paceline.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from paceline.eval import Ask, Regime
     from paceline.serve import Plan
@@ -33,6 +33,10 @@ def bench(
     drafts: Annotated[
         list[str] | None,
         typer.Option("--draft", help="A draft folder, a bundled draft, ngram, suffix or none."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings that `paceline tune` wrote, for every draft."),
     ] = None,
     url: Annotated[
         str | None, typer.Option("--url", help="A running OpenAI-compatible server to measure.")
@@ -81,10 +85,16 @@ def bench(
     """
     from paceline.eval import ask_server, build_bench_requests, find_model, measure_arm
     from paceline.records import build_provenance, sha256_bytes, write_json
+    from paceline.serve import ServeConfig, read_serve_config
     from paceline.target import read_target
 
+    settings = read_serve_config(config) if config is not None else ServeConfig()
+    if not drafts and settings.draft is not None:
+        drafts = [settings.draft]
     if not drafts and url is None:
         raise PlanError("there is nothing to measure", fix="Name a --draft or a --url.")
+    if not drafts and config is not None:
+        raise PlanError("--config has no effect on a running server", fix="Leave it out.")
     if baseline_url is not None and not baseline:
         raise PlanError("--baseline-url has no effect with --no-baseline", fix="Leave one out.")
     facts = read_target(target)
@@ -110,8 +120,8 @@ def bench(
         drafts or [],
         with_baseline=baseline and baseline_url is None,
         length=longest,
-        k=num_speculative_tokens,
-        prefix_caching=prefix_caching,
+        k=num_speculative_tokens or settings.k,
+        engine={**settings.engine, **({"prefix_caching": True} if prefix_caching else {})},
         device=device,
     )
     asked = [ids for _, rows in requests.values() for ids in (row.prompt_ids for row in rows)]
@@ -121,7 +131,8 @@ def bench(
         "target": facts.name,
         "prompts": "repeated" if repeated else "unique",
         "prompts_sha256": sha256_bytes(repr(asked).encode()),
-        "prefix_caching": prefix_caching,
+        "engine_settings": dict(settings.engine),
+        "prefix_caching": prefix_caching or settings.engine.get("prefix_caching", False),
         "arms": {},
     }
 
@@ -191,30 +202,33 @@ def _plan_arms(
     with_baseline: bool,
     length: int,
     k: int | None,
-    prefix_caching: bool,
+    engine: Mapping[str, Any],
     device: str | None,
 ) -> dict[str, Plan]:
-    """Every plan checked before anything starts."""
+    """Every plan checked before anything starts. engine: settings of every arm but the baseline."""
     from paceline.cli.arms import build_arm_plan
-    from paceline.serve import build_plan, check_plan
+    from paceline.serve import apply_engine_settings, build_plan, check_plan
 
     plans: dict[str, Plan] = {}
     if with_baseline:
         plans["baseline"] = build_plan(
             target, max_model_len=length, max_num_seqs=1, enforce_eager=True, device=device
         )
+    compiled = engine.get("compiled")
     for words in drafts:
         if words in plans:
             raise PlanError(f"--draft {words} is named twice", fix="Name each draft once.")
-        plans[words] = build_arm_plan(
+        plan = build_arm_plan(
             target,
             words,
             num_speculative_tokens=None if words == "none" else k,
             max_model_len=min(target.max_position_embeddings, length + (k or 16) + 1),
             max_num_seqs=1,
-            prefix_caching=prefix_caching,
+            prefix_caching=engine.get("prefix_caching", False),
+            enforce_eager=None if compiled is None else not compiled,
             device=device,
         )
+        plans[words] = apply_engine_settings(plan, engine)
     for name, plan in plans.items():
         for note in check_plan(plan):
             say(f"note on {name}: {note}")

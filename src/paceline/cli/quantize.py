@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["quantize"]
 
-_TARGET_ONLY = ("recurrent", "edges")
+_TARGET_ONLY = ("recurrent", "edges", "distill")
 _DRAFT_ONLY = ("keep", "window", "vocab", "share_head")
 _PACKAGES = ("torch", "transformers", "safetensors")
 # what has an effect only beside something else
 _NEEDS = {
     "measure": ("max_loss", "prompts", "rules", "max_tokens", "thinking"),
     "scheme": ("group_size", "head", "keep"),
-    "data": ("rows", "max_length"),
+    "data": ("rows", "max_length", "distill"),
 }
 
 
@@ -76,6 +76,10 @@ def quantize(
     edges: Annotated[
         int | None, typer.Option("--edges", min=0, help="Target: layers kept at each end; 1.")
     ] = None,
+    distill: Annotated[
+        int | None,
+        typer.Option("--distill", min=1, help="Target: train the codes for so many steps."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
@@ -102,6 +106,8 @@ def quantize(
 ) -> int:
     """Make a draft or a target smaller, and say what it cost.
 
+    With --distill the rounded codes are trained to the target's own logits on the same grid; rows
+    that were held out decide whether the result is taken.
     With --measure both are served, one beside the other, and the original is kept (exit code 1)
     where a draft's acceptance fell, or a target's perplexity rose, by more than --max-loss.
     """
@@ -141,6 +147,7 @@ def quantize(
             head=None if head is None else choose_scheme(head),
             recurrent=recurrent,
             num_edge_layers=1 if edges is None else edges,
+            num_distill_steps=distill,
             calibrate=calibrate,
         )
         return measure_target_price(facts, done, out, **measured) if measure else 0

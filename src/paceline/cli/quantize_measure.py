@@ -103,7 +103,7 @@ def measure_target_price(
     from paceline.records import write_json
     from paceline.report import render_price
     from paceline.rules import read_rules
-    from paceline.serve import check_plan
+    from paceline.serve import check_plan, find_altered_weights, with_applied_weights
 
     rules = read_rules(rules_name)
     questions = build_questions(prompts, before, rules, max_tokens=max_tokens, thinking=thinking)
@@ -111,12 +111,13 @@ def measure_target_price(
     for name, target in (("before", before), ("after", after)):
         plan = build_arm_plan(target, "none", num_tokens=questions.longest, device=device)
         check_plan(plan)
-        arms.append(Arm(name=name, draft=None, plan=plan))
+        arms.append(Arm(name=name, draft=None, plan=with_applied_weights(plan)))
     run = out.with_name(f"{out.name}.measure")
     run.mkdir(exist_ok=True)
     answers: dict[str, list[Answer]] = {"before": [], "after": []}
     with open_arms(arms, run) as endpoints:
         kernels = {name: e.kernels() for name, e in endpoints.items()}  # type: ignore[attr-defined]
+        same, altered = find_altered_weights(endpoints["after"], after.path)  # type: ignore[arg-type]
         for endpoint in endpoints.values():
             endpoint.generate(questions.warm_up)
         with progress("measuring") as show:
@@ -139,11 +140,14 @@ def measure_target_price(
         kernels={name: found["target"] for name, found in kernels.items()},
         max_loss=limit,
     )
-    record = dataclasses.asdict(price)
+    record = {**dataclasses.asdict(price), "altered_in_engine": altered}
     write_json(out.with_name(f"{out.name}.price.json"), record)
     console.print(render_price(record))
     named = ", ".join(f"{n} x {k}" for k, n in price.kernels["after"].items())
     say(f"the target's kernels: {named}")
+    say(f"quantised matrices that the engine holds as written, bit for bit: {same}")
+    if altered:
+        say(f"the engine multiplies by others than were written: {', '.join(altered)}")
     what = ("perplexity of the original's answers", "higher", "lower")
     return _decide(price, after.path, out, what)
 

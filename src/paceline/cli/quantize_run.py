@@ -15,7 +15,8 @@ from paceline.errors import PlanError
 if TYPE_CHECKING:
     from paceline.data import Row
     from paceline.draft import Draft, Scheme
-    from paceline.quantize import Reshape
+    from paceline.quantize import Reshape, TargetPlan
+    from paceline.quantize.target_layer import Quantized
     from paceline.target import TargetFacts
 
 __all__ = ["Calibrate", "make_draft", "make_target"]
@@ -33,18 +34,20 @@ class Calibrate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rows:
-    """All rows of a folder, those to calibrate on, their file, and what a record says of them."""
+    """All rows to learn from, those to calibrate on, those that judge, their file, and what a
+    record says of them."""
 
     all: Sequence[Row] = ()
     chosen: Sequence[Row] = ()
+    held_out: Sequence[Row] = ()
     where: str = ""
     told: dict[str, Any] | None = None
 
 
-def _read_rows(calibrate: Calibrate, target: TargetFacts) -> _Rows:
-    """Checked before anything is loaded."""
+def _read_rows(calibrate: Calibrate, target: TargetFacts, *, holds_out: bool = False) -> _Rows:
+    """Checked before anything is loaded. holds_out: keeps rows to judge by out of the others."""
     from paceline.data import read_data_record, read_rows
-    from paceline.quantize import check_rows, choose_rows
+    from paceline.quantize import check_rows, choose_rows, hold_out_rows
 
     if calibrate.data is None:
         return _Rows()
@@ -52,6 +55,9 @@ def _read_rows(calibrate: Calibrate, target: TargetFacts) -> _Rows:
     where = str(calibrate.data / "rows.jsonl")
     rows = read_rows(calibrate.data)
     check_rows(rows, target, where=where, made_for=record["target"])
+    held_out: Sequence[Row] = ()
+    if holds_out:
+        rows, held_out = hold_out_rows(rows, calibrate.max_length)
     chosen = choose_rows(rows, calibrate.num_rows, calibrate.max_length)
     cut = sum(row.finish_reason == "length" for row in chosen)
     told = {
@@ -62,7 +68,7 @@ def _read_rows(calibrate: Calibrate, target: TargetFacts) -> _Rows:
         "thinking": record["thinking"],
     }
     say(f"calibrating on {plural(len(chosen), 'row')} of {where}")
-    return _Rows(all=rows, chosen=chosen, where=where, told=told)
+    return _Rows(all=rows, chosen=chosen, held_out=held_out, where=where, told=told)
 
 
 def make_draft(
@@ -161,10 +167,14 @@ def make_target(
     head: Scheme | None,
     recurrent: str | None,
     num_edge_layers: int,
+    num_distill_steps: int | None,
     calibrate: Calibrate,
 ) -> TargetFacts:
-    """Writes the quantised target. recurrent: a scheme's name, "keep", or None for the default."""
-    from paceline.quantize import choose_scheme, plan_target, quantize_target
+    """Writes the quantised target. recurrent: a scheme's name, "keep", or None for the default.
+
+    num_distill_steps: of training on the fixed grid; None rounds only.
+    """
+    from paceline.quantize import choose_scheme, plan_target, round_target, write_target
 
     chosen = None
     if recurrent is None and target.is_hybrid:
@@ -181,20 +191,51 @@ def make_target(
         head=head,
         num_edge_layers=num_edge_layers,
     )
-    rows = _read_rows(calibrate, target)
+    if num_distill_steps is not None:
+        from paceline.quantize import require_distillable
+
+        require_distillable(plan)
+    rows = _read_rows(calibrate, target, holds_out=num_distill_steps is not None)
     before = sum((target.path / file).stat().st_size for file in set(plan.files.values()))
     with progress("layers") as show:
-        done = quantize_target(
+        made = round_target(
             plan,
             out,
-            replace=True,
             rows=rows.chosen,
             where=rows.where,
-            calibrated_on=rows.told,
             device=calibrate.device or "cpu",
             on_layer=show,
         )
+    distilled = None
+    if num_distill_steps is not None:
+        made, distilled = _distill(plan, made, rows, num_distill_steps, calibrate.device or "cpu")
+    done = write_target(plan, made, out, calibrated_on=rows.told, distilled=distilled, replace=True)
     after = sum(path.stat().st_size for path in done.path.glob("*.safetensors"))
     say(f"{len(plan.schemes)} matrices quantised, {len(plan.kept)} kept")
     say(f"target: {out} ({before / 1e6:.1f} MB before, {after / 1e6:.1f} MB now)")
     return done
+
+
+def _distill(
+    plan: TargetPlan, made: Quantized, rows: _Rows, num_steps: int, device: str
+) -> tuple[Quantized, dict[str, Any]]:
+    from paceline.quantize import Distillation, distill_target
+
+    how = Distillation(rows=rows.all, held_out=rows.held_out, num_steps=num_steps)
+    with progress("distilling") as show:
+        better, told = distill_target(
+            plan, made, how, where=rows.where, device=device, on_step=show
+        )
+    interval = (
+        ""
+        if told["change_low"] is None
+        else f", 95 % {told['change_low']:+.5f} to {told['change_high']:+.5f}"
+    )
+    say(
+        f"KL to the target on {plural(len(rows.held_out), 'held-out row')}:"
+        f" {told['kl_before']:.5f} before, {told['kl_after']:.5f} after, in nats a token"
+        f" ({told['change']:+.5f}{interval}); {told['codes_moved']:.2%} of the codes moved"
+    )
+    if not told["kept"]:
+        say("that is no improvement beyond chance: the rounded codes are kept")
+    return better, told

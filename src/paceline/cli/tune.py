@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.target import TargetFacts
-    from paceline.tune import Outcome, Settings
+    from paceline.tune import Journal, Outcome, Settings
 
 __all__ = ["tune"]
 
@@ -104,19 +105,24 @@ def tune(
     )
     outcome = search(
         [Settings(draft=name) for name in names],
-        Situation(device=used, is_hybrid=facts.is_hybrid, concurrency=concurrency),
+        Situation(
+            device=used,
+            is_hybrid=facts.is_hybrid,
+            concurrency=concurrency,
+            gdn_head_dim=_find_gdn_head_dim(facts),
+            windows={name: bench.find_windows(name) for name in names},
+        ),
         bench,
         journal,
         budget_s=minutes * 60.0,
         clock=time.monotonic,
         tell=say,
     )
-    best = journal.find(outcome.best.key) or {}
     title = f"{facts.name} on {used}, found by paceline tune"
     write_config(
         out / "serve.toml",
-        outcome.best,
-        k=best.get("k"),
+        bench.make_window(outcome.best),
+        k=outcome.k,
         break_even=outcome.break_even,
         title=title,
     )
@@ -131,9 +137,19 @@ def tune(
     }
     write_json(out / "tune.json", record)
     shares = [row["other_cpu_share"] for t in journal.trials() for row in t.get("regimes", ())]
-    _show(outcome, facts, used, concurrency, max((s for s in shares if s is not None), default=0.0))
-    for label, settings in (("target alone, eager", Settings()), ("best", outcome.best)):
-        say(f"host's part of a decode step, {label}: {_show_host(journal.find(settings.key))}")
+    hosts = {row.settings.key: _read_host(journal, row.settings) for row in outcome.rows}
+    _show(
+        outcome,
+        facts,
+        used,
+        concurrency,
+        other_share=max((s for s in shares if s is not None), default=0.0),
+        hosts=hosts,
+    )
+    best = replace(outcome.best, stream_interval=None)  # was measured through HTTP alone
+    for label, settings in (("target alone, eager", Settings()), ("best", best)):
+        host = hosts.get(settings.key) or _read_host(journal, settings)
+        say(f"host's part of a decode step, {label}: {_show_host(host)}")
     say(f"serve it: paceline serve {target} --config {out / 'serve.toml'}")
     say(f"without Paceline: {out / 'command.sh'}; every number: {out / 'tune.json'}")
 
@@ -144,6 +160,7 @@ def _describe_outcome(outcome: Outcome) -> dict[str, Any]:
     return {
         "best": asdict(outcome.best),
         "noise": outcome.noise,
+        "k": outcome.k,
         "break_even_acceptance_length": outcome.break_even,
         "rows": [asdict(row) for row in outcome.rows],
         "knobs": [asdict(knob) for knob in outcome.knobs],
@@ -158,11 +175,18 @@ def _write_command(path: Path, bench: Any, settings: Settings) -> None:
 
 
 def _show(
-    outcome: Outcome, target: TargetFacts, device: str, concurrency: int, other_share: float
+    outcome: Outcome,
+    target: TargetFacts,
+    device: str,
+    concurrency: int,
+    *,
+    other_share: float,
+    hosts: dict[str, dict[str, Any] | None],
 ) -> None:
     flying = "one request at a time" if concurrency == 1 else f"{concurrency} requests in flight"
     say(f"{target.name} on {device}, {flying}: speed-up over the target alone, eager")
-    console.print(_build_table(outcome))
+    console.print(_build_table(outcome, hosts))
+    say("host: ms of a decode step beyond the models' own computing")
     for row in outcome.rows:
         if row.why:
             say(f"{row.label}: {row.verdict}: {row.why}")
@@ -177,28 +201,37 @@ def _show(
         say(f"the draft breaks even at an acceptance length of {outcome.break_even:.2f}")
 
 
-def _show_host(trial: dict[str, Any] | None) -> str:
-    host = (trial or {}).get("host")
-    if host is None:
-        return "not measured"
-    return f"{host['host_ms']:.2f} of {host['step_ms']:.2f} ms"
+def _read_host(journal: Journal, settings: Settings) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = (journal.find(settings.key) or {}).get("host")
+    return found
 
 
-def _build_table(outcome: Outcome) -> Table:
+def _show_host(host: dict[str, Any] | None) -> str:
+    return "not measured" if host is None else f"{host['host_ms']:.2f} of {host['step_ms']:.2f} ms"
+
+
+def _find_gdn_head_dim(target: TargetFacts) -> int | None:
+    nested = target.config.get("text_config")
+    found = {**(nested if isinstance(nested, dict) else {}), **target.config}
+    return found.get("linear_key_head_dim")
+
+
+def _build_table(outcome: Outcome, hosts: dict[str, dict[str, Any] | None]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("trial", "K", "speed-up", "95 %", "over best", "verdict"):
+    for name in ("trial", "K", "speed-up", "95 %", "over best", "host", "verdict"):
         left = name in ("trial", "verdict")
         table.add_column(name, justify="left" if left else "right", no_wrap=name != "trial")
     for row in outcome.rows:
-        found, ratio = row.speedup, row.ratio
+        found, ratio, host = row.speedup, row.ratio, hosts[row.settings.key]
         table.add_row(
             row.label,
             "" if not row.k else str(row.k),
             "1.000" if row.verdict == "baseline" else "-" if found is None else _value(found),
             "" if found is None else _interval(found),
             "" if ratio is None else _value(ratio),
+            "-" if host is None else f"{host['host_ms']:.2f}",
             row.verdict,
         )
     return table

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.arms import build_arm_plan
 from paceline.cli.bench import read_bench_text
+from paceline.cli.tune_http import measure_through_http
 from paceline.data import Thinking, build_requests, read_prompts
 from paceline.endpoint import Answer, Endpoint, Sampling
 from paceline.errors import EngineError, PlanError
@@ -37,6 +38,7 @@ __all__ = ["EngineBench", "read_drafts"]
 _NUM_WARM_UP = 2
 _TEXT_TOKENS = 64
 _CANDIDATES = 20
+_WINDOWS = (256, 1024)  # tokens; the second is the one of the AdaptFM results
 
 
 def read_drafts(target: TargetFacts) -> list[str]:
@@ -62,6 +64,7 @@ class EngineBench:
     ) -> None:
         self.target, self.rules, self.device = target, rules, device
         self.log_dir, self.concurrency = log_dir, concurrency
+        self._longest = max(regime.prompt_tokens + regime.new_tokens for regime in regimes)
         total = sum(regime.prompt_tokens for regime in regimes) * (_NUM_WARM_UP + num_requests)
         self._requests = build_bench_requests(
             *read_bench_text(target, thinking, total),
@@ -73,7 +76,7 @@ class EngineBench:
         prompts = read_prompts("held-out").prompts[:num_texts]
         sampling = Sampling(max_tokens=_TEXT_TOKENS)
         self._texts = build_requests(prompts, target, sampling, thinking=thinking)
-        longest = max(regime.prompt_tokens + regime.new_tokens for regime in regimes)
+        longest = self._longest
         texts = max(len(request.prompt_ids) for request in self._texts) + _TEXT_TOKENS
         self._length = min(target.max_position_embeddings, max(longest, texts) + 33)
         if longest > target.max_position_embeddings:
@@ -89,7 +92,34 @@ class EngineBench:
         for name in names:
             check_plan(self.plan(Settings(draft=name)))
 
+    def find_windows(self, name: str) -> tuple[int, ...] | str:
+        """Windows to try on a draft's attention, or why it is left as it is."""
+        from paceline.quantize import explain_no_window
+
+        draft = self.plan(Settings(draft=name)).draft
+        if draft is None:
+            return "a draft without weights has no attention"
+        reason = explain_no_window(draft)
+        found = tuple(window for window in _WINDOWS if window < self._longest)
+        return reason or found or f"no regime is longer than a window of {_WINDOWS[0]} tokens"
+
+    def make_window(self, settings: Settings) -> Settings:
+        """The same served, with the draft of another window as a folder of its own."""
+        window = settings.drafter_window
+        if window is None:
+            return settings
+        from paceline.quantize import Reshape, reshape_draft
+
+        draft = self.plan(replace(settings, drafter_window=None)).draft
+        assert draft is not None, "a window for a draft without weights"
+        folder = self.log_dir / "drafts" / f"window-{window}-{draft.sha256[:12]}"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            reshape_draft(draft, self.target, Reshape(window=window), folder)
+        return replace(settings, draft=str(folder), drafter_window=None)
+
     def plan(self, settings: Settings) -> Plan:
+        settings = self.make_window(settings)
         plan = build_arm_plan(
             self.target,
             settings.draft,
@@ -103,6 +133,13 @@ class EngineBench:
         return apply_engine_settings(plan, vars(settings))
 
     def measure(self, settings: Settings) -> dict[str, Any]:
+        if settings.http:
+            return measure_through_http(
+                self.plan(settings),
+                self._requests,
+                self._texts,
+                log_path=self.log_dir / "server.log",
+            )
         plan = with_step_clock(self.plan(settings))
         check_plan(plan)
         with start(plan, log_path=self.log_dir / "engine.log") as endpoint:

@@ -22,7 +22,7 @@ from paceline.eval.noise import (
     keep_noise_floor,
     measure_noise_floor,
 )
-from paceline.eval.openai_server import ask_server, find_model
+from paceline.eval.openai_server import ask_server, complete_ids, find_model
 from paceline.eval.quality_record import QUALITY_FORMAT, build_quality
 from paceline.eval.result import add_replay, write_result
 from paceline.eval.run import measure_run
@@ -53,6 +53,7 @@ __all__ = [
     "build_samples",
     "compare_arms",
     "compare_runs",
+    "complete_ids",
     "converse_endpoint",
     "converse_server",
     "find_model",

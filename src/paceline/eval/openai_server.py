@@ -17,7 +17,7 @@ from paceline.endpoint import Request
 from paceline.errors import EngineError, PlanError
 from paceline.eval.bench import Ask, Timing
 
-__all__ = ["ask_server", "find_model"]
+__all__ = ["ask_server", "complete_ids", "find_model"]
 
 _TIMEOUT_S = 600.0
 
@@ -50,11 +50,7 @@ def ask_server(url: str, model: str) -> Ask:
 
     def ask(request: Request) -> Timing:
         body = {
-            "model": model,
-            "prompt": list(request.prompt_ids),
-            "max_tokens": request.sampling.max_tokens,
-            "temperature": request.sampling.temperature,
-            "ignore_eos": request.sampling.ignore_eos,
+            **_build_body(model, request),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -80,6 +76,41 @@ def ask_server(url: str, model: str) -> Ask:
             connection.close()
 
     return ask
+
+
+def complete_ids(url: str, model: str, request: Request) -> tuple[list[int], str]:
+    """(tokens of the answer, why it ended) from a server that hands out token ids, as vLLM does."""
+    connection, path = _connect(url)
+    data = json.dumps({**_build_body(model, request), "return_token_ids": True}).encode()
+    try:
+        connection.request(
+            "POST", f"{path}/completions", data, {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as problem:
+        raise _unreachable(url, problem) from None
+    finally:
+        connection.close()
+    try:
+        choice = json.loads(body)["choices"][0]
+        return [int(token) for token in choice["token_ids"]], str(choice["finish_reason"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise EngineError(
+            f"the server gave no token ids: {body[:300].decode(errors='replace')}",
+            where=url,
+            expected="a completion with token_ids, as vLLM gives it",
+        ) from None
+
+
+def _build_body(model: str, request: Request) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": list(request.prompt_ids),
+        "max_tokens": request.sampling.max_tokens,
+        "temperature": request.sampling.temperature,
+        "ignore_eos": request.sampling.ignore_eos,
+    }
 
 
 def _read_stream(response: http.client.HTTPResponse, sent: float, url: str) -> Timing:

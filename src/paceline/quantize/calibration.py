@@ -14,7 +14,14 @@ from paceline.target import TargetFacts
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Calibration", "CalibrationRow", "Moments", "check_rows", "choose_rows"]
+__all__ = [
+    "Calibration",
+    "CalibrationRow",
+    "Moments",
+    "check_rows",
+    "choose_rows",
+    "hold_out_rows",
+]
 
 
 class CalibrationRow(Protocol):
@@ -31,6 +38,9 @@ class CalibrationRow(Protocol):
 
 
 AnyRow = TypeVar("AnyRow", bound=CalibrationRow)
+
+_HELD_OUT = 8  # one row in so many
+_FEWEST, _MOST = 8, 64
 
 
 class Calibration(Protocol):
@@ -106,6 +116,27 @@ def choose_rows(rows: Sequence[AnyRow], num_rows: int, max_length: int) -> list[
         )
     count = min(num_rows, len(short))
     return [short[number * len(short) // count] for number in range(count)]
+
+
+def hold_out_rows(rows: Sequence[AnyRow], max_length: int) -> tuple[list[AnyRow], list[AnyRow]]:
+    """(rows to learn from, rows that judge it), of those no longer than max_length tokens.
+
+    Every eighth row judges, 8 at least and 64 at most, evenly over the file. Raises DataError for
+    fewer than 16 rows.
+    """
+    short = [row for row in rows if len(row.input_ids) <= max_length]
+    if len(short) < 2 * _FEWEST:
+        raise DataError(
+            f"{len(short)} rows are no longer than {max_length} tokens",
+            expected=f"{2 * _FEWEST} at least: {_FEWEST} are held out to judge by",
+            fix="Answer more prompts (`paceline data answer`), or raise --max-length.",
+        )
+    count = min(_MOST, max(_FEWEST, len(short) // _HELD_OUT))
+    chosen = {number * len(short) // count for number in range(count)}
+    return (
+        [row for number, row in enumerate(short) if number not in chosen],
+        [row for number, row in enumerate(short) if number in chosen],
+    )
 
 
 class Moments:

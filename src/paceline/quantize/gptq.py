@@ -16,7 +16,13 @@ from torch import Tensor
 
 from paceline.draft import Scheme
 from paceline.errors import DataError
-from paceline.quantize.grid import QuantizedWeight, choose_scales, expand_scales, round_codes
+from paceline.quantize.grid import (
+    QuantizedWeight,
+    choose_scales,
+    expand_scales,
+    find_offset,
+    round_codes,
+)
 
 __all__ = ["gptq", "inverse_factor"]
 
@@ -97,4 +103,5 @@ def gptq(
         work[:, stop:] -= errors @ upper[start:stop, stop:]
     restored = torch.empty_like(codes)
     restored[:, order] = codes
-    return QuantizedWeight(scheme=scheme, codes_RC=restored, scale_RG=scale_RG)
+    offset_RC = find_offset(weight_RC / expand_scales(scale_RG.to(codes.dtype), codes), restored)
+    return QuantizedWeight(scheme=scheme, codes_RC=restored, scale_RG=scale_RG, offset_RC=offset_RC)

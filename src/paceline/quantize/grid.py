@@ -21,22 +21,29 @@ __all__ = [
     "build_tensors",
     "choose_scales",
     "expand_scales",
+    "find_offset",
     "output_error",
     "round_codes",
     "round_to_nearest",
 ]
 
+_CELL = 0.49  # of a step: what is so near a code still rounds to it
 _FP8_MAX = 448.0  # largest finite float8_e4m3fn
 _SHRINKS = tuple(1.0 - 0.02 * step for step in range(21))  # 1.0 to 0.6 of the largest weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedWeight:
-    """codes_RC: whole numbers, or values of float8; scale_RG: as stored. weight = codes * scale."""
+    """codes_RC: whole numbers, or values of float8; scale_RG: as stored. weight = codes * scale.
+
+    offset_RC: how far the original lies from its code, in steps of the grid and inside the code's
+    cell, in float16; None where nobody asks.
+    """
 
     scheme: Scheme
     codes_RC: Tensor
     scale_RG: Tensor
+    offset_RC: Tensor | None = None
 
     @property
     def plain_RC(self) -> Tensor:
@@ -101,8 +108,15 @@ def round_to_nearest(
     """Each weight to its nearest grid point, on its own."""
     scale_RG = choose_scales(weight_RC, scheme, dtype=dtype, importance_C=importance_C)
     wide = expand_scales(scale_RG.to(weight_RC.dtype), weight_RC)
-    codes_RC = round_codes(weight_RC / wide, scheme)
-    return QuantizedWeight(scheme=scheme, codes_RC=codes_RC, scale_RG=scale_RG)
+    scaled_RC = weight_RC / wide
+    codes_RC = round_codes(scaled_RC, scheme)
+    offset_RC = find_offset(scaled_RC, codes_RC)
+    return QuantizedWeight(scheme=scheme, codes_RC=codes_RC, scale_RG=scale_RG, offset_RC=offset_RC)
+
+
+def find_offset(scaled_RC: Tensor, codes_RC: Tensor) -> Tensor:
+    """Of weights already divided by their scale: QuantizedWeight.offset_RC."""
+    return (scaled_RC - codes_RC).clamp(-_CELL, _CELL).to(torch.float16)
 
 
 def output_error(weight_RC: Tensor, plain_RC: Tensor, hessian_CC: Tensor) -> float:

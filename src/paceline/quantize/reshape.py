@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 
     from paceline.quantize.calibration import CalibrationRow
 
-__all__ = ["Reshape", "choose_tokens", "count_tokens", "read_vocabulary", "reshape_draft"]
+__all__ = [
+    "Reshape",
+    "choose_tokens",
+    "count_tokens",
+    "explain_no_window",
+    "read_vocabulary",
+    "reshape_draft",
+]
 
+_WINDOWED = ("eagle3", "draft_model", "dflash")
 _MTP_WINDOW = "vLLM 0.31.0 builds an MTP layer with the target's full attention: it reads no window"
+_NO_ATTENTION = "the family has no attention of its own"
 _NO_VOCABULARY = {
     "mtp": "vLLM 0.31.0 gives an MTP head the target's whole vocabulary",
     "medusa": "vLLM 0.31.0 turns a Medusa draft's token_map into a parameter and then stops",
@@ -138,12 +147,26 @@ def reshape_draft(
     )
 
 
+def explain_no_window(draft: Draft) -> str | None:
+    """Why this draft's attention cannot be given a window; None where it can."""
+    if draft.family not in _WINDOWED:
+        return _MTP_WINDOW if draft.family == "mtp" else _NO_ATTENTION
+    if draft.config.get("quantization_config") is not None:
+        return (
+            "a quantised draft is not changed: give its 16-bit original a window, then quantise it"
+        )
+    own = draft.config.get("sliding_window") or (draft.config.get("dflash_config") or {}).get(
+        "use_swa"
+    )
+    return "the draft has a window of its own" if own else None
+
+
 def _require_possible(draft: Draft, target: TargetFacts, change: Reshape) -> None:
     """Raises PlanError, with vLLM's reason, before anything is read."""
     family = draft.family
     if change.window is not None:
-        if family not in ("eagle3", "draft_model", "dflash"):
-            why = _MTP_WINDOW if family == "mtp" else "the family has no attention of its own"
+        if family not in _WINDOWED:
+            why = _MTP_WINDOW if family == "mtp" else _NO_ATTENTION
             raise PlanError(why, where="--window", expected="a draft with attention of its own")
         if not 16 <= change.window < target.max_position_embeddings:
             raise PlanError(

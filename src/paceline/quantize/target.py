@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.draft import unpack_codes
 from paceline.errors import PlanError, StorageError, TargetError
 from paceline.quantize.calibration import CalibrationRow
 from paceline.quantize.schemes import describe_scheme
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.quantize.grid import QuantizedWeight
     from paceline.quantize.target_layer import Quantized
 
-__all__ = ["RECORD_NAME", "quantize_target"]
+__all__ = ["RECORD_NAME", "quantize_target", "round_target", "write_target"]
 
 RECORD_NAME = "quantized.json"
 _INDEX = "model.safetensors.index.json"
@@ -43,30 +44,57 @@ def quantize_target(
     replace: bool = False,
     on_layer: Callable[[int, int], None] | None = None,
 ) -> TargetFacts:
-    """Writes the quantised target and reads it back. rows: needed by gptq and awq, not by rtn.
+    """`round_target` and `write_target` in one."""
+    done = round_target(plan, out_dir, rows=rows, where=where, device=device, on_layer=on_layer)
+    return write_target(plan, done, out_dir, calibrated_on=calibrated_on, replace=replace)
 
-    Raises StorageError before any work where the disk cannot hold it; what run_target raises.
+
+def round_target(
+    plan: TargetPlan,
+    out_dir: str | Path,
+    *,
+    rows: Sequence[CalibrationRow] = (),
+    where: str = "",
+    device: str = "cpu",
+    on_layer: Callable[[int, int], None] | None = None,
+) -> Quantized:
+    """Codes and scales of every module. rows: needed by gptq and awq, not by rtn.
+
+    out_dir: where the target will be written. Raises StorageError before any work where that disk
+    cannot hold it; what run_target raises.
     """
-    out_dir = Path(out_dir)
-    _require_space(plan, out_dir)
+    _require_space(plan, Path(out_dir))
     if plan.method == "rtn":
-        done = _round_all(plan)
-    else:
-        if not rows:
-            raise PlanError(
-                f"{plan.method} needs the target's own inputs",
-                where="--data",
-                expected="a data folder of this target (`paceline data answer`)",
-                fix="Give --data, or take --method rtn, which rounds each weight on its own.",
-            )
-        from paceline.quantize.target_run import run_target
+        return _round_all(plan)
+    if not rows:
+        raise PlanError(
+            f"{plan.method} needs the target's own inputs",
+            where="--data",
+            expected="a data folder of this target (`paceline data answer`)",
+            fix="Give --data, or take --method rtn, which rounds each weight on its own.",
+        )
+    from paceline.quantize.target_run import run_target
 
-        done = run_target(plan, rows, where=where, device=device, on_layer=on_layer)
+    return run_target(plan, rows, where=where, device=device, on_layer=on_layer)
+
+
+def write_target(
+    plan: TargetPlan,
+    done: Quantized,
+    out_dir: str | Path,
+    *,
+    calibrated_on: Mapping[str, Any] | None = None,
+    distilled: Mapping[str, Any] | None = None,
+    replace: bool = False,
+) -> TargetFacts:
+    """Writes the quantised target, reads it back and holds every code and scale against `done`."""
+    out_dir = Path(out_dir)
     with atomic_folder(out_dir, replace=replace) as folder:
         names = _write_weights(plan, done, folder)
         _require_complete(plan, done, names)
+        _require_same(done, names, folder)
         write_json(folder / "config.json", _build_config(plan))
-        write_json(folder / RECORD_NAME, _build_record(plan, done, calibrated_on))
+        write_json(folder / RECORD_NAME, _build_record(plan, done, calibrated_on, distilled))
         for path in sorted(Path(plan.target.path).iterdir()):
             if path.is_file() and path.suffix != ".safetensors" and path.name not in _LEFT_OUT:
                 shutil.copyfile(path, folder / path.name)
@@ -166,6 +194,23 @@ def _require_complete(plan: TargetPlan, done: Quantized, names: Mapping[str, str
             raise TargetError(f"tensor '{name}' was lost", where=str(plan.target.path))
 
 
+def _require_same(done: Quantized, names: Mapping[str, str], folder: Path) -> None:
+    """What lies on disk is what was made, bit for bit: codes on the grid, scales as they were."""
+    import torch
+    from safetensors import safe_open
+
+    for module, weight in done.weights.items():
+        scheme, codes = weight.scheme, weight.codes_RC.cpu()
+        name = f"{module}.weight_packed" if scheme.is_packed else f"{module}.weight"
+        with safe_open(str(folder / names[name]), framework="pt") as opened:
+            found = opened.get_tensor(name)
+            scale_RG = opened.get_tensor(f"{module}.weight_scale")
+        if scheme.is_packed:
+            found = unpack_codes(found, scheme.num_bits, codes.shape[1])
+        assert torch.equal(found.to(codes.dtype), codes), f"{module}: other codes than were made"
+        assert torch.equal(scale_RG, weight.scale_RG.cpu()), f"{module}: other scales"
+
+
 def _build_config(plan: TargetPlan) -> dict[str, Any]:
     config = json.loads(json.dumps(plan.target.config))
     config["quantization_config"] = build_target_settings(plan)
@@ -177,7 +222,10 @@ def _build_config(plan: TargetPlan) -> dict[str, Any]:
 
 
 def _build_record(
-    plan: TargetPlan, done: Quantized, calibrated_on: Mapping[str, Any] | None
+    plan: TargetPlan,
+    done: Quantized,
+    calibrated_on: Mapping[str, Any] | None,
+    distilled: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     schemes: dict[str, int] = {}
     for scheme in plan.schemes.values():
@@ -193,6 +241,7 @@ def _build_record(
         "kept": list(plan.kept),
         "rescaled": sorted(done.changed),
         "calibrated_on": None if calibrated_on is None else dict(calibrated_on),
-        "output_errors": dict(done.errors),
+        "output_errors": dict(done.errors),  # of rounding, before any distillation
+        "distilled": None if distilled is None else dict(distilled),
         "provenance": build_provenance(),
     }

@@ -88,15 +88,24 @@ def quantize_layer(
         hessian = hessians[names[0]]
         whole = round_matrix(torch.cat(wides), hessian, plan, names[0])
         sizes = [len(wide) for wide in wides]
-        codes, scales = torch.split(whole.codes_RC, sizes), torch.split(whole.scale_RG, sizes)
-        for name, wide, code_RC, scale_RG in zip(names, wides, codes, scales, strict=True):
-            weights[name] = QuantizedWeight(
-                scheme=whole.scheme, codes_RC=code_RC, scale_RG=scale_RG
-            )
-            errors[name] = output_error(wide, weights[name].plain_RC, hessian)
+        for name, wide, own in zip(names, wides, _split(whole, sizes), strict=True):
+            weights[name] = own
+            errors[name] = output_error(wide, own.plain_RC, hessian)
             part: Any = parts[name.removeprefix(prefix)]
-            part.weight.copy_(weights[name].plain_RC)
+            part.weight.copy_(own.plain_RC)
     return Quantized(weights=weights, changed=changed, errors=errors)
+
+
+def _split(whole: QuantizedWeight, num_rows: list[int]) -> list[QuantizedWeight]:
+    """Matrices that were rounded as one, apart again."""
+    codes, scales = torch.split(whole.codes_RC, num_rows), torch.split(whole.scale_RG, num_rows)
+    offsets: Sequence[Tensor | None] = [None] * len(num_rows)
+    if whole.offset_RC is not None:
+        offsets = torch.split(whole.offset_RC, num_rows)
+    return [
+        QuantizedWeight(scheme=whole.scheme, codes_RC=code, scale_RG=scale, offset_RC=offset)
+        for code, scale, offset in zip(codes, scales, offsets, strict=True)
+    ]
 
 
 def round_matrix(wide: Tensor, hessian: Tensor, plan: TargetPlan, name: str) -> QuantizedWeight:

@@ -15,7 +15,7 @@ from scipy.stats import t as student_t
 from paceline.errors import ResultError
 from paceline.quantize.price import Price, judge_loss, price_row
 
-__all__ = ["build_target_price"]
+__all__ = ["build_target_price", "student_interval"]
 
 _CONFIDENCE = 0.95
 
@@ -43,11 +43,13 @@ def build_target_price(
     losses = [sum(one) - sum(other) for one, other in zip(before, after, strict=True)]
     mean = sum(losses) / total
     rests = [loss - mean * length for loss, length in zip(losses, lengths, strict=True)]
-    low, high = _interval(mean, rests, total / len(lengths))
+    low, high = student_interval(mean, rests, total / len(lengths))
     logs = [math.log(b / a) for b, a in zip(*tpot_ms, strict=True)]
     speed = sum(logs) / len(logs) if logs else None
     speed_low, speed_high = (
-        (None, None) if speed is None else _interval(speed, [value - speed for value in logs], 1.0)
+        (None, None)
+        if speed is None
+        else student_interval(speed, [value - speed for value in logs], 1.0)
     )
     nll = [-sum(map(sum, texts)) / total for texts in (before, after)]
     rows = {
@@ -76,7 +78,7 @@ def build_target_price(
     )
 
 
-def _interval(
+def student_interval(
     mean: float, rests: Sequence[float], per_text: float
 ) -> tuple[float | None, float | None]:
     """mean -+ t * standard error, from each text's rest; None below two texts."""

@@ -23,7 +23,7 @@ from paceline.quantize.target_layer import (
 )
 from paceline.quantize.target_plan import HEAD, TargetPlan
 
-__all__ = ["run_target"]
+__all__ = ["folder_prefix", "load_target", "run_target"]
 
 
 def run_target(
@@ -41,7 +41,7 @@ def run_target(
     states are not finite.
     """
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = _load(plan, kind, device)
+    model = load_target(plan, kind, device)
     weights: dict[str, QuantizedWeight] = {}
     changed: dict[str, Tensor] = {}
     errors: dict[str, float] = {}
@@ -49,7 +49,7 @@ def run_target(
         states, arguments = _enter(model, rows, where, device)
         layers = model.model.layers
         for number, layer in enumerate(layers):
-            prefix = _folder_prefix(plan, number)
+            prefix = folder_prefix(plan, number)
             modules = plan.layer_modules(number)
             if modules:
                 first = [names[0].removeprefix(prefix) for names in group_modules(modules)]
@@ -74,7 +74,7 @@ def run_target(
     return Quantized(weights=weights, changed=changed, errors=errors)
 
 
-def _load(plan: TargetPlan, kind: torch.dtype, device: str) -> Any:
+def load_target(plan: TargetPlan, kind: torch.dtype, device: str) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -91,7 +91,7 @@ def _load(plan: TargetPlan, kind: torch.dtype, device: str) -> Any:
     return model.to(device).eval().requires_grad_(False)
 
 
-def _folder_prefix(plan: TargetPlan, layer: int) -> str:
+def folder_prefix(plan: TargetPlan, layer: int) -> str:
     ending = f".layers.{layer}.mlp.down_proj.weight"
     name = next(n for n in plan.tensors if n.endswith(ending) and not n.startswith("mtp."))
     return name.removesuffix("mlp.down_proj.weight")

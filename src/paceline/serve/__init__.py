@@ -1,11 +1,13 @@
 """The only room that knows vLLM: plan, child process, counters, memory inspector, HTTP server."""
 
+from paceline.serve.applied import find_altered_weights, with_applied_weights
 from paceline.serve.checks import check_plan
 from paceline.serve.command import format_command
 from paceline.serve.conductor import Operation
 from paceline.serve.confined import open_confined
 from paceline.serve.endpoint import VllmEndpoint, start
 from paceline.serve.install import VLLM_VERSION, find_device
+from paceline.serve.launch import open_server
 from paceline.serve.plan import Plan, build_plan, describe_plan
 from paceline.serve.process import start_ahead
 from paceline.serve.run_case import RunCase, Told
@@ -39,6 +41,7 @@ __all__ = [
     "check_plan",
     "check_repeat",
     "describe_plan",
+    "find_altered_weights",
     "find_device",
     "find_isolation",
     "find_machine",
@@ -47,10 +50,12 @@ __all__ = [
     "observe_beside",
     "observe_draft",
     "open_confined",
+    "open_server",
     "open_shape",
     "read_serve_config",
     "serve_http",
     "start",
     "start_ahead",
+    "with_applied_weights",
     "with_step_clock",
 ]

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError
-from paceline.records import storage_errors
-from paceline.serve.command import build_command, build_server_env
 from paceline.serve.failure import explain
+from paceline.serve.launch import launch_server
 from paceline.serve.plan import Plan
-from paceline.serve.process import build_child_env, end_session
+from paceline.serve.process import end_session
 from paceline.serve.staging import make_staging, remove_staging
 
 if TYPE_CHECKING:
@@ -62,26 +61,10 @@ class Back:
         begun = time.monotonic()
         self._staging = await asyncio.to_thread(make_staging, self.plan)
         socket_path = self._staging / "http.sock"
-        command = build_command(
-            self.plan, staging=self._staging, listen=("--uds", str(socket_path))
+        listen = ("--uds", str(socket_path))
+        self._process, self._log_start = launch_server(
+            self.plan, staging=self._staging, listen=listen, log_path=self.log_path
         )
-        # the guard runs vLLM's own module and ends it when this process is gone
-        command[2:2] = ["paceline.serve.guard"]
-        command += ["--disable-uvicorn-access-log"]
-        with storage_errors(self.log_path):
-            log = open(self.log_path, "ab")  # noqa: SIM115
-        self._log_start = log.tell()
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=build_child_env(build_server_env(self.plan), self._staging),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            log.close()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(path=str(socket_path), limit=0),
             timeout=aiohttp.ClientTimeout(total=None),

@@ -20,6 +20,7 @@ _ENGINE: Mapping[str, type] = {
     "async_scheduling": bool,
     "cudagraph_sizes": list,
     "gdn_prefill_backend": str,
+    "gdn_decode_kernel": str,
     "dynamic_k": list,
     "stream_interval": int,
 }
@@ -65,12 +66,12 @@ def read_serve_config(path: Path) -> ServeConfig:
 
 
 def apply_engine_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
-    """The plan with async_scheduling, cudagraph_sizes, gdn_prefill_backend, dynamic_k and
-    stream_interval as given; other names are not looked at.
+    """The plan with async_scheduling, cudagraph_sizes, gdn_prefill_backend, gdn_decode_kernel,
+    dynamic_k and stream_interval as given; other names are not looked at.
 
     Raises PlanError where a setting has no effect on this plan.
     """
-    args = dict(plan.engine_args)
+    args, env = dict(plan.engine_args), dict(plan.env)
     on_cpu = plan.device == "cpu"
     sizes, scheduling = settings.get("cudagraph_sizes"), settings.get("async_scheduling")
     if sizes is not None:
@@ -79,11 +80,14 @@ def apply_engine_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
     if scheduling is not None:
         _require(not on_cpu, "async_scheduling", "a CPU, where vLLM schedules in step")
         args["async_scheduling"] = scheduling
-    backend = settings.get("gdn_prefill_backend")
-    if backend is not None:
-        both = plan.target.is_hybrid and not on_cpu
-        _require(both, "gdn_prefill_backend", "no recurrent layers on a GPU")
-        args["gdn_prefill_backend"] = backend
+    for name in ("gdn_prefill_backend", "gdn_decode_kernel"):
+        if settings.get(name) is not None:
+            both = plan.target.is_hybrid and not on_cpu
+            _require(both, name, "no recurrent layers on a GPU")
+    if settings.get("gdn_prefill_backend") is not None:
+        args["gdn_prefill_backend"] = settings["gdn_prefill_backend"]
+    if settings.get("gdn_decode_kernel") is not None:
+        env["VLLM_GDN_DECODE_KERNEL"] = settings["gdn_decode_kernel"]
     if settings.get("stream_interval") is not None:
         args["stream_interval"] = settings["stream_interval"]
     rows = settings.get("dynamic_k")
@@ -94,7 +98,7 @@ def apply_engine_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
         schedule = [list(row) for row in rows]
         config = {**args["speculative_config"], "num_speculative_tokens_per_batch_size": schedule}
         args["speculative_config"] = config
-    return replace(plan, engine_args=args)
+    return replace(plan, engine_args=args, env=env)
 
 
 def _require(holds: bool, name: str, found: str) -> None:

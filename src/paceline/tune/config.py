@@ -10,12 +10,22 @@ from paceline.tune.settings import Settings
 
 __all__ = ["write_config"]
 
+_OPTIONAL = (
+    "async_scheduling",
+    "cudagraph_sizes",
+    "gdn_prefill_backend",
+    "gdn_decode_kernel",
+    "dynamic_k",
+    "stream_interval",
+)
+
 
 def write_config(
     path: Path, settings: Settings, *, k: int | None, break_even: float | None, title: str
 ) -> None:
     """Writes a TOML file. k: the drafted tokens a step that were served.
 
+    settings: a draft with another window is named as the folder that was made of it.
     break_even: acceptance length below which the draft costs more than it saves.
     """
     lines = [f"# {title}", ""]
@@ -29,7 +39,7 @@ def write_config(
     lines += ["", "[engine]"]
     lines.append(f"compiled = {json.dumps(settings.compiled)}")
     lines.append(f"prefix_caching = {json.dumps(settings.prefix_caching)}")
-    for name in ("async_scheduling", "cudagraph_sizes", "gdn_prefill_backend", "dynamic_k"):
+    for name in _OPTIONAL:
         value = getattr(settings, name)
         if value is not None:
             lines.append(f"{name} = {json.dumps(value)}")

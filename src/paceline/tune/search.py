@@ -21,6 +21,7 @@ from paceline.tune.space import Knob, Situation, build_knobs, neighbours_of_k, v
 __all__ = ["Bench", "Outcome", "Row", "search"]
 
 NOISE_KEY = "noise"
+_STREAM_INTERVAL = 8  # tokens a piece
 BASELINE = Settings()
 Trial = Mapping[str, Any]
 
@@ -62,9 +63,13 @@ class Row:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """rows in the order they were tried; knobs that were left alone, with the reason."""
+    """rows in the order they were tried; knobs that were left alone, with the reason.
+
+    k: drafted tokens a step of the best.
+    """
 
     best: Settings = BASELINE
+    k: int | None = None
     noise: float | None = None
     rows: list[Row] = field(default_factory=list)
     knobs: list[Knob] = field(default_factory=list)
@@ -94,6 +99,7 @@ def search(
         tell("no draft is faster than the target alone")
     run.tune_knobs()
     run.ablate()
+    run.try_http()
     return run.outcome
 
 
@@ -170,19 +176,41 @@ class _Run:
     def ablate(self) -> None:
         """The best without each of its settings; without its draft: where drafting breaks even."""
         best = self.outcome.best
+        self.outcome.k = self._k()
         without = []
         for name, value in asdict(BASELINE).items():
             if name not in ("k", "draft") and getattr(best, name) != value:
                 without.append((f"best, no {name}", replace(best, **{name: value})))
         if best.draft != "none":
-            plain = replace(best, draft="none", k=None, dynamic_k=None)
-            without.append(("best, no draft", plain))
+            without.append(("best, no draft", best.without_draft()))
         for label, settings in without:
             trial = self._measure(label, settings)
             if settings != BASELINE:
                 self._judge([trial] if trial is not None else [])
             self.outcome.rows.append(self._compare("ablation", label, settings, best))
         self.outcome.break_even = self._find_break_even()
+
+    def try_http(self) -> None:
+        """The best through vLLM's own server: what HTTP, text and streaming add, and whether fewer
+        and larger pieces of stream are faster."""
+        name, interval = "stream_interval", _STREAM_INTERVAL
+        if self.situation.concurrency > 1:
+            reason = "measured through HTTP, where requests are asked one at a time"
+            self.outcome.knobs.append(Knob(name=name, reason=reason))
+            return
+        best = self.outcome.best
+        served = replace(best, http=True)
+        wide = replace(served, stream_interval=interval)
+        for label, settings, against in (
+            ("best, through HTTP", served, best),
+            (f"{name} {interval}", wide, served),
+        ):
+            trial = self._measure(label, settings)
+            self._judge([trial] if trial is not None else [])
+            row = self._compare("http", label, settings, against)
+            self.outcome.rows.append(row)
+        if row.verdict == "faster":
+            self.outcome.best = replace(best, stream_interval=interval)
 
     def _find_break_even(self) -> float | None:
         """Acceptance length at which a drafted token takes as long as one without: tau times
@@ -191,7 +219,7 @@ class _Run:
         if best.draft == "none":
             return None
         one = self.journal.find(best.key)
-        other = self.journal.find(replace(best, draft="none", k=None, dynamic_k=None).key)
+        other = self.journal.find(best.without_draft().key)
         if one is None or other is None or "error" in other:
             return None
         found = []
@@ -251,12 +279,13 @@ class _Run:
         trial, against = self.journal.find(settings.key), self.journal.find(best.key)
         plain = self.journal.find(BASELINE.key)
         assert plain is not None
-        assert against is not None
         row = Row(stage=stage, label=label, settings=settings, verdict="not measured")
         if trial is None:
             return replace(row, why="the time was over")
         if "error" in trial:
             return replace(row, verdict="failed", why=trial["error"])
+        if against is None or "error" in against:
+            return replace(row, why="what it is held against was not measured")
         row = replace(
             row,
             k=trial.get("k"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from paceline.errors import ResultError
@@ -16,23 +16,32 @@ __all__ = ["Settings", "read_settings"]
 class Settings:
     """draft: a folder, a bundled name, native, ngram, suffix or none; k: None is the draft's own.
 
-    compiled: not eager (on a GPU with CUDA graphs). cudagraph_sizes, async_scheduling,
-    gdn_prefill_backend: None leaves vLLM's choice. dynamic_k: (from, to, K) by batch size.
+    drafter_window: tokens that the draft's attention looks back. compiled: not eager (on a GPU with
+    CUDA graphs). cudagraph_sizes, async_scheduling, gdn_prefill_backend, gdn_decode_kernel and
+    stream_interval: None leaves vLLM's choice. dynamic_k: (from, to, K) by batch size. http: asked
+    through vLLM's own server, streamed as text.
     """
 
     draft: str = "none"
     k: int | None = None
+    drafter_window: int | None = None
     compiled: bool = False
     prefix_caching: bool = False
     async_scheduling: bool | None = None
     cudagraph_sizes: tuple[int, ...] | None = None
     gdn_prefill_backend: str | None = None
+    gdn_decode_kernel: str | None = None
     dynamic_k: tuple[tuple[int, int, int], ...] | None = None
+    http: bool = False
+    stream_interval: int | None = None
 
     @property
     def key(self) -> str:
         """The same for the same settings, on every run."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    def without_draft(self) -> Settings:
+        return replace(self, draft="none", k=None, drafter_window=None, dynamic_k=None)
 
 
 def read_settings(found: Mapping[str, Any]) -> Settings:

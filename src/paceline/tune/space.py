@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.tune.settings import Settings
 
 __all__ = ["Knob", "Situation", "build_knobs", "neighbours_of_k"]
 
+# vLLM 0.31.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py
+_FUSED_HEAD_DIM, _FUSED_TOKENS = 128, 8
 _KS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 32)
 
 
@@ -17,13 +19,16 @@ _KS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 32)
 class Situation:
     """What decides which settings have an effect.
 
-    concurrency: requests in flight while measuring. dflash: one of the drafts is a DFlash draft.
+    concurrency: requests in flight while measuring. gdn_head_dim: of a hybrid's recurrent layers.
+    windows: draft -> windows to try, or why it takes none.
     """
 
     device: str
     is_hybrid: bool
     concurrency: int
     max_k: int = 32
+    gdn_head_dim: int | None = None
+    windows: Mapping[str, tuple[int, ...] | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +54,9 @@ def neighbours_of_k(k: int, measured: Sequence[int], *, max_k: int) -> list[int]
 
 def build_knobs(best: Settings, k: int | None, situation: Situation) -> list[Knob]:
     """The settings after method and K, for the best so far; k: its drafted tokens a step."""
-    on_cpu, drafts = situation.device == "cpu", best.draft != "none"
-    knobs = [Knob(name="compiled", values=(True,))]
-    knobs.append(_prefix_caching(situation, drafts=drafts))
+    on_cpu = situation.device == "cpu"
+    knobs = [_drafter_window(best, situation), Knob(name="compiled", values=(True,))]
+    knobs.append(_prefix_caching(situation))
     if on_cpu:
         no_graphs = "the CPU engine has no CUDA graphs"
         knobs.append(Knob(name="cudagraph_sizes", reason=no_graphs))
@@ -65,22 +70,8 @@ def build_knobs(best: Settings, k: int | None, situation: Situation) -> list[Kno
             knobs.append(Knob(name="async_scheduling", reason=reason))
         else:
             knobs.append(Knob(name="async_scheduling", values=(False, True)))
-    knobs.append(_gdn(situation))
+    knobs += [_gdn_prefill(situation), _gdn_decode(k, situation)]
     knobs.append(_dynamic_k(best, k, situation))
-    knobs.append(
-        Knob(
-            name="drafter_window",
-            reason="vLLM 0.31.0 reads it from the draft's own config alone: make one with paceline"
-            " quantize --window and name it as another draft",
-        )
-    )
-    knobs.append(
-        Knob(
-            name="stream_interval",
-            reason="measured engines hand out token ids and make no text; it shows only through"
-            " HTTP (paceline bench --url)",
-        )
-    )
     return knobs
 
 
@@ -90,7 +81,14 @@ def vary(best: Settings, knob: Knob) -> list[Settings]:
     return [settings for settings in made if settings != best]
 
 
-def _prefix_caching(situation: Situation, *, drafts: bool) -> Knob:
+def _drafter_window(best: Settings, situation: Situation) -> Knob:
+    name, found = "drafter_window", situation.windows.get(best.draft, "there is no draft")
+    return (
+        Knob(name=name, reason=found) if isinstance(found, str) else Knob(name=name, values=found)
+    )
+
+
+def _prefix_caching(situation: Situation) -> Knob:
     if situation.is_hybrid:
         return Knob(
             name="prefix_caching",
@@ -104,13 +102,31 @@ def _prefix_caching(situation: Situation, *, drafts: bool) -> Knob:
     )
 
 
-def _gdn(situation: Situation) -> Knob:
+def _gdn_prefill(situation: Situation) -> Knob:
     name = "gdn_prefill_backend"
     if not situation.is_hybrid:
         return Knob(name=name, reason="the target has no recurrent layers")
     if situation.device == "cpu":
         return Knob(name=name, reason="the CPU engine has one kernel for recurrent layers")
     return Knob(name=name, values=("flashinfer",))
+
+
+def _gdn_decode(k: int | None, situation: Situation) -> Knob:
+    """vLLM's fused kernel of a speculative step runs by itself where it can; is it worth it?"""
+    name = "gdn_decode_kernel"
+    if not situation.is_hybrid:
+        return Knob(name=name, reason="the target has no recurrent layers")
+    if situation.device == "cpu":
+        return Knob(name=name, reason="the CPU engine has one kernel for recurrent layers")
+    if situation.gdn_head_dim != _FUSED_HEAD_DIM:
+        reason = f"vLLM 0.31.0's fused kernel takes recurrent heads of {_FUSED_HEAD_DIM} alone"
+        return Knob(name=name, reason=reason)
+    if k is None or k + 1 > _FUSED_TOKENS:
+        reason = (
+            f"vLLM 0.31.0's fused kernel is for drafted steps of {_FUSED_TOKENS} tokens at most"
+        )
+        return Knob(name=name, reason=reason)
+    return Knob(name=name, values=("triton",))
 
 
 def _dynamic_k(best: Settings, k: int | None, situation: Situation) -> Knob:

@@ -64,6 +64,9 @@ def test_every_step_is_a_command_that_is_taken(
             command = command.commands[rest.pop(0)]
         command.make_context(rest[0], rest)  # raises on an option or value that it has not
     assert steps.commands[-1][:2] == ["bench", steps.target]
+    if "distill" in recipe.get("target", {}):
+        words = steps.commands[1]
+        assert words[words.index("--distill") + 1] == "8"  # no more than the draft's own
     if recipe["draft"]["family"] == "dflash":
         pytest.importorskip("torch")
         from paceline.train import read_recipe
@@ -84,5 +87,6 @@ def test_what_a_machine_or_target_cannot_do_is_an_open_row(
 
     assert "no kernel for it on a CPU" in open_rows("01-w4a16-dflash15", "cpu")
     assert "no kernel" not in open_rows("01-w4a16-dflash15", "cuda")
+    assert "distillation" not in open_rows("03-awq-dflash15-window", "cuda")
     assert "stale state" in open_rows("02-awq-suffix20", "cuda")
     assert "another engine" in open_rows("09-w8a8-dflash16", "cuda")

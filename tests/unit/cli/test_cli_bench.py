@@ -9,6 +9,9 @@ import pytest
 from command_line import Outcome
 from completion_server import completion_server
 
+from paceline.endpoint import Request, Sampling
+from paceline.errors import EngineError
+from paceline.eval import complete_ids
 from paceline.records import read_json
 
 Run = Callable[..., Outcome]
@@ -76,3 +79,20 @@ def test_a_repeated_prompt_is_labelled(run: Run) -> None:
     assert "repeated prompts" in done.out
     assert "caches answer the repeated prompt, not the draft" in done.out
     assert "speed-up: not measured, there is no baseline" in done.out
+
+
+def test_settings_of_tune_are_taken(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    words = ("bench", "smollm2", "--regime", "64:4", "--config", config, "--device", "cpu")
+    config.write_text('draft = "ngram"\nk = 4\n[engine]\nasync_scheduling = true\n')
+    run(*words).require(2, "async_scheduling has no effect here")
+    config.write_text("[engine]\ncompiled = false\n")
+    run(*words).require(2, "there is nothing to measure")
+    run(*words, "--url", "http://a").require(2, "--config has no effect on a running server")
+
+
+def test_a_server_without_token_ids_is_named() -> None:
+    request = Request(request_id="r", prompt_ids=(1, 2), sampling=Sampling(max_tokens=2))
+    with completion_server(gap_s=0.0) as (url, _):  # noqa: SIM117
+        with pytest.raises(EngineError, match="the server gave no token ids"):
+            complete_ids(url, "toy", request)

@@ -79,6 +79,8 @@ def test_a_search_is_resumed_shown_and_written(
     assert "compiled on: failed: the engine failed" in done.out
     assert "other work took up to 40% of the machine" in done.out
     assert "host's part of a decode step, best: 2.50 of 10.00 ms" in done.out
+    assert "2.50" in table  # a column of its own
+    assert "drafter_window not searched: vLLM 0.31.0 builds an MTP layer" in done.out
     config = (out / "serve.toml").read_text()
     assert 'draft = "native"' in config
     assert "min_acceptance = 1.0" in config  # 2.0 tokens a step, each in half the time

@@ -27,6 +27,7 @@ def test_what_tune_writes_is_what_serve_reads(tmp_path: Path) -> None:
     settings = Settings(
         draft='a "b"', compiled=True, cudagraph_sizes=(4, 8), dynamic_k=((1, 4, 3), (5, 8, 1))
     )
+    settings = replace(settings, gdn_decode_kernel="triton", stream_interval=8)
     write_config(path, settings, k=3, break_even=1.2345, title="t")
     found = read_serve_config(path)
     assert (found.draft, found.k, found.min_acceptance) == ('a "b"', 3, 1.234)
@@ -34,7 +35,9 @@ def test_what_tune_writes_is_what_serve_reads(tmp_path: Path) -> None:
         "compiled": True,
         "prefix_caching": False,
         "cudagraph_sizes": [4, 8],
+        "gdn_decode_kernel": "triton",
         "dynamic_k": [[1, 4, 3], [5, 8, 1]],
+        "stream_interval": 8,
     }
     write_config(path, Settings(), k=None, break_even=None, title="t")
     assert read_serve_config(path).draft is None
@@ -66,6 +69,7 @@ def test_a_setting_without_effect_is_an_error(make_target: Targets, make_draft: 
         ("async_scheduling", False),
         ("cudagraph_sizes", (4,)),
         ("gdn_prefill_backend", "triton"),
+        ("gdn_decode_kernel", "triton"),
     ):
         with pytest.raises(PlanError, match=f"{name} has no effect"):
             apply_engine_settings(on_cpu, {name: value})

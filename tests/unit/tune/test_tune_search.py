@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Script:
         found = {"none": 100.0, "ngram": 101.0, "good": 70.0, "corrupt": 20.0}[settings.draft]
         if settings.draft == "good":
             found += 4 * abs((settings.k or 3) - 5)
+        found *= {None: 1.0, 256: 1.2, 1024: 0.9}[settings.drafter_window]
+        found *= (1.3 if settings.http else 1.0) * (0.9 if settings.stream_interval else 1.0)
         return found * (0.8 if settings.compiled else 1.0) * (1.1 if settings.prefix_caching else 1)
 
     def measure(self, settings: Settings) -> dict[str, Any]:
@@ -57,11 +60,18 @@ class Script:
         return reasons, self.records(102.0) if again else None
 
 
-def run(script: Script, folder: Path, *drafts: str, budget_s: float = 1e9, **header: Any) -> Any:
+def run(
+    script: Script,
+    folder: Path,
+    *drafts: str,
+    budget_s: float = 1e9,
+    situation: Situation = LAPTOP,
+    **header: Any,
+) -> Any:
     ticks = iter(range(10**6))
     return search(
         [Settings(draft=name) for name in drafts],
-        LAPTOP,
+        situation,
         script,
         Journal(folder, {"target": "t", **header}),
         budget_s=budget_s,
@@ -75,7 +85,8 @@ def verdicts(outcome: Any) -> dict[str, str]:
 
 def test_the_fastest_that_keeps_the_text_and_every_setting_a_row(tmp_path: Path) -> None:
     outcome = run(Script(), tmp_path, "ngram", "good", "corrupt", "broken")
-    assert outcome.best == Settings(draft="good", k=5, compiled=True)
+    assert outcome.best == Settings(draft="good", k=5, compiled=True, stream_interval=8)
+    assert outcome.k == 5
     assert outcome.noise == pytest.approx(abs(100 / 102 - 1))
     found = verdicts(outcome)
     assert found["target alone"] == "baseline"
@@ -87,6 +98,8 @@ def test_the_fastest_that_keeps_the_text_and_every_setting_a_row(tmp_path: Path)
     assert found["compiled on"] == "faster"
     assert found["prefix_caching on"] == "slower"
     assert found["best, no compiled"] == found["best, no draft"] == "slower"
+    assert found["best, through HTTP"] == "slower"
+    assert found["stream_interval 8"] == "faster"  # than the same with a piece for each token
     speedup = next(row.speedup for row in outcome.rows if row.label == "compiled on")
     assert speedup["mean"] == pytest.approx(100 / 56)
     # a drafted token takes 7.0 x 0.8, one without 10 x 0.8; at two tokens a step
@@ -153,3 +166,33 @@ def test_neighbours_of_k_end_at_the_edges() -> None:
     assert neighbours_of_k(3, [3], max_k=6) == [2, 4]
     assert neighbours_of_k(7, [7], max_k=32) == [6, 8]
     assert neighbours_of_k(6, [5, 6], max_k=6) == []
+
+
+def test_a_window_is_searched_where_the_draft_takes_one(tmp_path: Path) -> None:
+    windows = {"good": (256, 1024), "ngram": "a draft without weights has no attention"}
+    situation = replace(LAPTOP, windows=windows)
+    outcome = run(Script(), tmp_path / "a", "good", situation=situation)
+    found = verdicts(outcome)
+    assert outcome.best.drafter_window == 1024
+    assert (found["drafter_window 256"], found["drafter_window 1024"]) == ("slower", "faster")
+    assert found["best, no drafter_window"] == "slower"
+    plain = next(row.settings for row in outcome.rows if row.label == "best, no draft")
+    assert plain == Settings(compiled=True)
+    knobs = build_knobs(Settings(draft="ngram"), 3, situation)
+    assert knobs[0].reason == "a draft without weights has no attention"
+
+
+def test_several_in_flight_are_not_asked_through_http(tmp_path: Path) -> None:
+    outcome = run(Script(), tmp_path, "good", situation=replace(LAPTOP, concurrency=4))
+    assert not any(row.settings.http for row in outcome.rows)
+    assert next(knob.reason for knob in outcome.knobs if knob.name == "stream_interval")
+
+
+@pytest.mark.parametrize(
+    ("k", "head_dim", "searched"), [(7, 128, True), (8, 128, False), (7, 64, False)]
+)
+def test_the_fused_decode_kernel_has_its_limits(k: int, head_dim: int, searched: bool) -> None:
+    situation = Situation(device="cuda", is_hybrid=True, concurrency=1, gdn_head_dim=head_dim)
+    knobs = build_knobs(Settings(draft="d", k=k), k, situation)
+    knob = next(knob for knob in knobs if knob.name == "gdn_decode_kernel")
+    assert knob.values == (("triton",) if searched else ())
