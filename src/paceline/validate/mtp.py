@@ -13,7 +13,7 @@ from paceline.validate.content import check_parameters
 from paceline.validate.decoder import check_dtype
 from paceline.validate.report import Finding, finding, from_problem
 
-__all__ = ["check_mtp"]
+__all__ = ["check_mtp", "find_idle_layers"]
 
 _FILE = "config.json"
 # Keys that change what the head computes; vLLM reads them in the target's config, not in this one.
@@ -29,6 +29,19 @@ _OF_TARGET = {
     "hidden_act": "cfg.act",
     "max_position_embeddings": "cfg.pos",
 }
+
+
+def find_idle_layers(case: Case) -> str | None:
+    """A head of several layers that is served as it is meant, in words: at K = 1, beside a target
+    of as many. vLLM 0.31.0 loads them all and runs the first alone at every step."""
+    layers = case.config.get("mtp_num_hidden_layers")
+    if case.family != "mtp" or case.num_speculative_tokens != 1:
+        return None
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 2:
+        return None
+    if case.target is not None and case.target.num_mtp_layers != layers:
+        return None
+    return f"an MTP head of {layers} layers at K = 1, of which vLLM runs the first"
 
 
 def check_mtp(case: Case) -> Iterator[Finding]:

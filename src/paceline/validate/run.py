@@ -34,7 +34,7 @@ from paceline.validate.files import check_files, folder_bytes
 from paceline.validate.fit import check_fit
 from paceline.validate.mask_embedding import check_mask_embedding
 from paceline.validate.memory import check_estimate, check_load
-from paceline.validate.mtp import check_mtp
+from paceline.validate.mtp import check_mtp, find_idle_layers
 from paceline.validate.provenance import check_provenance, has_manifest
 from paceline.validate.quantization import check_quantization
 from paceline.validate.report import Finding, Report, build_report, finding, from_problem
@@ -168,7 +168,7 @@ def _run(case: Case, deep: bool, run: bool) -> Iterator[Finding]:
     yield from _check_present(case, has_weights)
     yield from _check_bytes(case)
     yield from check_spec_fit(case)
-    form = case.scan.uncovered if has_weights else None
+    form = (case.scan.uncovered or find_idle_layers(case)) if has_weights else None
     yield from check_family(case, by_tensors=form is None)
     yield from check_rules_target(case)
     if has_weights:

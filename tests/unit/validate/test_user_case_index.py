@@ -26,7 +26,7 @@ OF_FOLDERS: dict[str, int] = {
     "U18": 1,  # a context beyond the draft's positions
     "U20": 3,  # a plain head in a quantised target
     "U22": 4,  # a hybrid target quantised the wrong way
-    "U31": 7,  # K and what was trained
+    "U31": 9,  # K and what was trained
     "U32": 5,  # settings of model-free drafts, and a path that names another method
 }
 # what a run, a plan or data expresses: case -> (file below tests/unit, words in it)

@@ -160,9 +160,9 @@ ATTENTION = [f"{LAYER}.self_attn.{letter}_proj" for letter in "qkvo"]
 MLP = [f"{LAYER}.mlp.{name}_proj" for name in ("gate", "up", "down")]
 
 
-def of_mtp(*, ignore: list[str] | None = None) -> dict[str, Any]:
+def of_mtp(*, ignore: list[str] | None = None, layers: int = 1) -> dict[str, Any]:
     """The hybrid toy target, quantized to four bits when it ignores anything."""
-    config = dict(MTP_CASE.target)
+    config = {**MTP_CASE.target, "mtp_num_hidden_layers": layers}
     if ignore is not None:
         scheme = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
         config["quantization_config"] = {
@@ -459,6 +459,22 @@ USER_CASES: tuple[UserCase, ...] = (
             target=of_mtp(),
         )
         for k in (1, 2, 4)
+    ),
+    row(
+        "U31 two layers of two, K = 1",
+        of_contract("mtp, Qwen3.5", k=1, config={"mtp_num_hidden_layers": 2}),
+        "warn",
+        "cfg.contract",
+        "2 layers at K = 1, of which vLLM runs the first",
+        target=of_mtp(layers=2),
+    ),
+    row(
+        "U31 two layers of two, K = 2",
+        of_contract("mtp, Qwen3.5", k=2, config={"mtp_num_hidden_layers": 2}),
+        "fail",
+        "cfg.missing",
+        "runs the first layer alone",
+        target=of_mtp(layers=2),
     ),
     row("U31 block", of_contract("dflash", k=15, config={"block_size": 16}), "pass", target=WIDE),
     row(
