@@ -57,9 +57,16 @@ def frame(body: bytes) -> bytes:
 
 
 def build_archive(
-    members: Mapping[str, bytes], *, folder: str = "mask_embedding", wide: bool = True
+    members: Mapping[str, bytes],
+    *,
+    folder: str = "mask_embedding",
+    wide: bool = True,
+    hidden: bytes = b"",
 ) -> bytes:
-    """The zip archive as torch writes it. wide: with the end record of 64 bits before the end."""
+    """The zip archive as torch writes it. wide: with the end record of 64 bits before the end.
+
+    hidden: bytes of no member, before the directory.
+    """
     data, directory = b"", b""
     for own, content in members.items():
         name = f"{folder}/{own}".encode()
@@ -72,6 +79,7 @@ def build_archive(
                             len(data))  # fmt: skip
         directory += b"PK\x01\x02" + entry + name
         data += b"PK\x03\x04" + head + name + extra + content + behind
+    data += hidden
     begin, count = len(data), len(members)
     data += directory
     if wide:

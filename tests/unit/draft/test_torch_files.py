@@ -225,6 +225,13 @@ def test_a_plain_zip_archive_of_the_same_members_is_read() -> None:
     )
 
 
+def test_bytes_of_no_member_are_refused() -> None:
+    members = {"data.pkl": frame(saved_tensor(16)), **ROW}
+    assert parse_mask_embedding(build_archive(members))
+    with pytest.raises(DraftError, match="belong to no member"):
+        parse_mask_embedding(build_archive(members, hidden=b"#!/bin/sh"))
+
+
 def test_members_that_overlap_are_refused() -> None:
     """The second entry of the directory points at the first member."""
     at = PLAIN.rindex(b"PK\x01\x02")

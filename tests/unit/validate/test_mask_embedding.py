@@ -96,3 +96,12 @@ def test_links_and_folders_of_that_name(tmp_path: Path) -> None:
     folder = build(tmp_path / "b", None)
     (folder / MASK_EMBEDDING).mkdir()
     assert "fs.flat" in told(check(folder), "error")
+
+
+def test_served_by_hand_it_is_told_apart_too(tmp_path: Path) -> None:
+    """vLLM opens it for DFlash, so by hand nothing is milder."""
+    by_hand = {"family": "dflash", "num_speculative_tokens": 3}
+    for name, data, severity in (("a", build_plain(WIDTH), "warning"), ("b", b"PK", "error")):
+        folder = build(tmp_path / name, data)
+        (folder / "spec.json").unlink()
+        assert "fs.pickle" in told(check(folder, by_hand=by_hand), severity)
