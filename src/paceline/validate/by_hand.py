@@ -12,6 +12,7 @@ from paceline.draft import INDEX_NAME, MASK_EMBEDDING
 from paceline.draft.lengths import LENGTHS, is_length
 from paceline.problems import show_value
 from paceline.validate.case import Case
+from paceline.validate.files import HARD_LINK
 from paceline.validate.report import Finding, finding
 
 __all__ = ["check_by_hand", "soften"]
@@ -59,7 +60,8 @@ def soften(case: Case, item: Finding) -> Finding:
         return replace(item, file="")  # there is none: the command line said it
     if case.is_contest or item.severity != "error":
         return item
-    if item.rule == "st.meta" or _ends_early(case, item):  # served all the same
+    is_linked = item.rule == "fs.type" and item.message.startswith(HARD_LINK)
+    if item.rule == "st.meta" or is_linked or _ends_early(case, item):  # served all the same
         return replace(item, severity="warning")
     if item.rule not in _BESIDE:
         return item

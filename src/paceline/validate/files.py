@@ -14,8 +14,9 @@ from paceline.problems import show_value
 from paceline.validate.magic import check_magic
 from paceline.validate.report import Finding, finding
 
-__all__ = ["MAX_FILES", "check_files", "folder_bytes"]
+__all__ = ["HARD_LINK", "MAX_FILES", "check_files", "folder_bytes"]
 
+HARD_LINK = "is a hard link"
 MAX_FILES = 64
 _MAX_LISTED = 4 * MAX_FILES
 _SMALL_BYTES = 1024 * 1024
@@ -147,7 +148,7 @@ def _check_kind(name: str, status: os.stat_result) -> Iterator[Finding]:
         yield finding(
             "fs.type",
             name,
-            "is a hard link: another name can change it after the check",
+            f"{HARD_LINK}: another name can change it after the check",
             found=f"{status.st_nlink} names for one file",
             expected="a file of its own",
             fix="Copy it: `cp --reflink=never`.",

@@ -182,3 +182,19 @@ def test_what_has_no_contract_is_not_started(tmp_path: Path) -> None:
     assert any(
         "not looked at, because it has no contract here" in item["message"] for item in found
     )
+
+
+def test_a_folder_served_by_hand(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "draft")
+    beside = run_command("validate", folder, "--family", "eagle3", "--k", 3)
+    beside.require(2, "has a spec.json", "no --family and no --k")
+    (folder / "spec.json").unlink()
+    alone = run_command("validate", folder)
+    assert alone.code == 2
+    assert "--family and --k" in " ".join(alone.out.split())
+    done = run_command("validate", folder, "--k", 3, "--json")
+    done.require(0)
+    (found,) = [i for i in json.loads(done.out)["findings"] if i["rule"] == "spec.missing"]
+    assert found["severity"] == "note"
+    assert "family eagle3, K = 3" in found["message"]
+    run_command("validate", "--explain", "fs.pickle", "--k", 3).require(2, "checks no draft")

@@ -169,6 +169,16 @@ def test_what_vllm_does_open_is_as_strict_as_ever(tmp_path: Path) -> None:
     }
 
 
+def test_a_second_name_of_a_file_only_warns(tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    (tmp_path / "other").hardlink_to(folder / "model.safetensors")
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    assert severities(validate_draft(folder, by_hand=by_hand), "fs.type") == ["warning"]
+    contest = validate_draft(folder, by_hand=by_hand, rules=EMC2)
+    assert severities(contest, "fs.type") == ["error"]
+
+
 def test_pickles_alone_are_refused(tmp_path: Path) -> None:
     """Without safetensors vLLM would unpickle them."""
     folder = build_draft(tmp_path / "d")
