@@ -238,6 +238,8 @@ MTP_KEYS: dict[str, Key] = {
     "attention_bias": Key(kind="bool", nullable=False, choices=(False,)),
     "attn_output_gate": Key(kind="bool", default="true"),
     "full_attention_interval": Key(kind="int"),
+    # of the target's recurrent states, of which the head has none
+    "mamba_ssm_dtype": Key(kind="str", choices=("float32", "float16", "bfloat16")),
     "mtp_num_hidden_layers": Key(kind="int", required=True, low=1, high=1, rule="cfg.missing"),
 }
 

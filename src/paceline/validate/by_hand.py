@@ -53,25 +53,36 @@ def check_by_hand(case: Case) -> Iterator[Finding]:
 
 
 def soften(case: Case, item: Finding) -> Finding:
-    """A file beside the weights refuses a submission, not a folder that is served by hand."""
+    """What refuses a submission and not a folder that is served by hand is then a warning."""
     if not case.scan.is_by_hand:
         return item
     if item.file == _SPEC and item.rule != "spec.missing":
         return replace(item, file="")  # there is none: the command line said it
     if case.is_contest or item.severity != "error":
         return item
-    is_linked = item.rule == "fs.type" and item.message.startswith(HARD_LINK)
-    if item.rule == "st.meta" or is_linked or _ends_early(case, item):  # served all the same
-        return replace(item, severity="warning")
-    if item.rule not in _BESIDE:
+    reason = _find_reason(case, item)
+    if reason is None:
         return item
-    if not case.scan.headers or _is_read(case, item.file):
-        return item
-    return replace(
-        item,
-        severity="warning",
-        message=f"{item.message} (vLLM 0.31.0 does not open it beside safetensors)",
-    )
+    return replace(item, severity="warning", message=f"{item.message} ({reason})")
+
+
+def _find_reason(case: Case, item: Finding) -> str | None:
+    """Why vLLM 0.31.0 serves the folder all the same; None where it may not."""
+    if item.rule == "fs.type" and item.message.startswith(HARD_LINK):
+        return "by hand that is the server's own matter"
+    if item.rule == "st.meta":
+        return "vLLM 0.31.0 reads the tensors alone"
+    if item.rule == "idx.complete" and item.where == "metadata.total_size":
+        return "vLLM 0.31.0 does not read it"
+    if item.rule == "idx.complete" and INDEX_NAME not in case.scan.names:
+        return "without one vLLM 0.31.0 loads them all"
+    if item.rule == "fs.allow" and item.file.endswith(".safetensors"):
+        return "vLLM 0.31.0 loads it whatever its name"
+    if _ends_early(case, item):
+        return "this target is served on without a draft"
+    if item.rule in _BESIDE and case.scan.headers and not _is_read(case, item.file):
+        return "vLLM 0.31.0 does not open it beside safetensors"
+    return None
 
 
 def _ends_early(case: Case, item: Finding) -> bool:

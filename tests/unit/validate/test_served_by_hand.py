@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import build_draft, build_target_facts
+from builders import (
+    build_draft,
+    build_shards,
+    build_target_facts,
+    random_bf16,
+    write_safetensors,
+)
 from contract_cases import CASES, Case, build_tensors_of, write_folder
 from envelopes import build_envelope
 
@@ -293,3 +299,62 @@ def test_metadata_of_another_writer_only_warns(tmp_path: Path) -> None:
     (folder / "spec.json").unlink()
     by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
     assert severities(validate_draft(folder, by_hand=by_hand), "st.meta") == ["warning"]
+
+
+def test_shards_of_any_name_without_an_index_are_loaded(tmp_path: Path) -> None:
+    folder = build_shards(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    for number, path in enumerate(sorted(folder.glob("*.safetensors"))):
+        path.rename(folder / f"part{number}.safetensors")
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    target = build_target_facts(tmp_path)
+    report = validate_draft(folder, target=target, by_hand=by_hand, deep=True)
+    assert errors(report) == []
+    assert severities(report, "fs.allow") == ["warning"] * 2
+    assert severities(report, "idx.complete") == ["warning"]
+    refused = {i.rule for i in validate_draft(folder, by_hand=by_hand, rules=EMC2).findings
+               if i.severity == "error"}  # fmt: skip
+    assert refused >= {"fs.allow", "idx.complete"}
+
+
+def test_half_of_the_shards_is_refused_by_hand_too(tmp_path: Path) -> None:
+    folder = build_shards(tmp_path / "d")
+    (folder / "spec.json").unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    by_hand = {"family": "eagle3", "num_speculative_tokens": 3}
+    report = validate_draft(folder, target=build_target_facts(tmp_path), by_hand=by_hand)
+    assert severities(report, "idx.naming") == ["error"]
+    assert "error" in severities(report, "ten.missing")
+
+
+def build_model_with_head(place: Path, *, without: str = "") -> tuple[Path, TargetFacts]:
+    """A whole target as the draft: layers of its own beside the head, more than a rule tells."""
+    (case,) = [case for case in CASES if case.name == "mtp, Qwen3.5"]
+    folder, target = build(case, place)
+    tensors = build_tensors_of(case)
+    tensors |= {
+        f"model.layers.{layer}.{name}.weight": random_bf16(4, 4, seed=layer)
+        for layer in range(40)
+        for name in ("mlp.up_proj", "mlp.down_proj")
+    }
+    tensors.pop(without, None)
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder, target
+
+
+def test_a_target_named_for_its_head(tmp_path: Path) -> None:
+    folder, target = build_model_with_head(tmp_path)
+    report = validate_draft(folder, target=target, by_hand={"family": "mtp"})
+    assert errors(report) == []
+    told = [item.message for item in report.findings if item.rule == "ten.unread"]
+    assert told == ["80 tensors beside the head have no effect: vLLM 0.31.0 skips them"]
+    contest = validate_draft(folder, target=target, by_hand={"family": "mtp"}, rules=EMC2)
+    assert "error" in severities(contest, "ten.extra")
+
+
+def test_what_the_head_lacks_is_not_lost_among_them(tmp_path: Path) -> None:
+    folder, target = build_model_with_head(tmp_path, without="mtp.fc.weight")
+    report = validate_draft(folder, target=target, by_hand={"family": "mtp"})
+    assert severities(report, "ten.missing") == ["error"]
