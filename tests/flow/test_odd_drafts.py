@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import Tensor, build_config
+from builders import Tensor, build_config, random_bf16
 from contract_cases import CASES, Case, build_tensors_of, write_folder
 from contract_probe import CHILD
 from foreign_quantized import to_awq, to_gptq
 from odd_drafts import ODD_DRAFTS, UNCOVERED
 
-from paceline.draft import MASK_EMBEDDING
+from paceline.draft import INDEX_NAME, MASK_EMBEDDING
 from paceline.target import read_target
 from paceline.validate import Report, validate_draft
 
@@ -32,12 +32,13 @@ EAGLE3, MTP, DFLASH = (
 )
 MEDUSA, WHOLE = BY_NAME["medusa, one output layer"], BY_NAME["draft_model, Llama"]
 FAMILIES = (EAGLE3, MTP, DFLASH, MEDUSA, WHOLE)
-# keys that a loader could run code by, and vLLM passes over
+# keys that a loader could run code by, or that mean another model, and vLLM passes over
 PASSED_OVER: tuple[dict[str, Any], ...] = (
     {"auto_map": {"AutoModel": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}},
     {"auto_map": {"AutoConfig": "evil.Evil"}},
     {"_name_or_path": "/root/outputs/draft"},
     {"_attn_implementation": "flex_attention", "attn_implementation": "sdpa"},
+    {"max_seq_len": 2**30, "mamba_ssm_dtype": "float32"},
 )
 FUSED = {"modules_in_block_to_quantize": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}
 Quantize = Callable[[dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Any]]]
@@ -96,7 +97,8 @@ def write_others(place: Path, case: Case) -> list[Path]:
     """Folders with keys that vLLM passes over, and one that names no class."""
     found = []
     for number, more in enumerate(PASSED_OVER):
-        folder = write(place / f"key-{number}", case, {**case.config, **more})
+        own = {key: more[key] for key in more if key != "mamba_ssm_dtype" or case is MTP}
+        folder = write(place / f"key-{number}", case, {**case.config, **own})
         (folder / "evil.py").write_text(f"open({str(place / 'ran')!r}, 'w')\nclass Evil: ...\n")
         found.append(folder)
     unnamed = {key: value for key, value in case.config.items() if key != "architectures"}
@@ -108,6 +110,35 @@ def write_foreign(place: Path, name: str) -> Path:
     tensors, settings = quantize(build_tensors_of(case))
     config = {**case.config, "quantization_config": {**settings, **more}}
     return write_with(place, dataclasses.replace(case, config=config), tensors)
+
+
+def write_layouts(place: Path) -> dict[str, tuple[Case, Path]]:
+    """The same weights laid out as no submission may be, and as vLLM loads them."""
+    halves = dataclasses.replace(EAGLE3, num_shards=2)
+    parts = write_with(place / "parts", halves, build_tensors_of(EAGLE3))
+    (parts / INDEX_NAME).unlink()
+    for number, path in enumerate(sorted(parts.glob("*.safetensors"))):
+        path.rename(parts / f"part{number}.safetensors")
+    total = write_with(place / "total", halves, build_tensors_of(EAGLE3))
+    index = json.loads((total / INDEX_NAME).read_text())
+    (total / INDEX_NAME).write_text(json.dumps({**index, "metadata": {"total_size": 1}}))
+    other = write(place / "other", EAGLE3)
+    data = (other / "model.safetensors").read_bytes()
+    (other / "model.safetensors").write_bytes(
+        data.replace(b'{"format": "pt"}', b'{"format":"mlx"}')
+    )
+    beside = {f"model.layers.{i}.mlp.up_proj.weight": random_bf16(4, 4, seed=i) for i in range(3)}
+    whole = write_with(place / "whole", MTP, {**build_tensors_of(MTP), **beside})
+    (place / "linked").mkdir()
+    linked = write(place / "linked", EAGLE3)
+    (place / "second-name").hardlink_to(linked / "model.safetensors")
+    return {
+        "parts": (EAGLE3, parts),
+        "total": (EAGLE3, total),
+        "other": (EAGLE3, other),
+        "whole": (MTP, whole),
+        "linked": (EAGLE3, linked),
+    }
 
 
 def write_masks(place: Path) -> list[Path]:
@@ -154,6 +185,8 @@ def answers(place: Path) -> dict[str, dict[str, list[str | None]]]:
         asked[f"keys, {case.family}"] = ask(write(here, case), case, write_others(here, case))
     for number, (name, (case, *_)) in enumerate(FOREIGN.items()):
         asked[name] = ask(write_foreign(place / f"foreign-{number}", name), case)
+    for name, (case, folder) in write_layouts(place / "layouts").items():
+        asked[f"layout {name}"] = ask(folder, case)
     asked["masks"] = ask(write(place / "masks", DFLASH), DFLASH, write_masks(place / "masks"))
     (place / "asked.json").write_text(json.dumps(list(asked.values())))
     done = subprocess.run(
@@ -198,6 +231,17 @@ def test_keys_that_vllm_passes_over_are_not_refused_by_hand(
         assert list_errors(judge(here / f"key-{number}" / "draft", case, by_hand=True)) == []
     refused = bool(list_errors(judge(here / "no-class" / "draft", case)))
     assert refused == (unnamed is not None), unnamed
+
+
+@pytest.mark.parametrize("name", ["parts", "total", "other", "whole", "linked"])
+def test_layouts_that_vllm_loads_are_not_refused_by_hand(
+    name: str, answers: dict[str, Any], place: Path
+) -> None:
+    assert answers[f"layout {name}"]["weights"] == [None]
+    case = MTP if name == "whole" else EAGLE3
+    folder = place / "layouts" / name / "draft"
+    assert list_errors(judge(folder, case)), "no submission"
+    assert list_errors(judge(folder, case, by_hand=True)) == []
 
 
 @pytest.mark.parametrize("name", FOREIGN)
