@@ -70,7 +70,7 @@ def distill_target(
     run = run_distillation(plan, start, how, where=where, device=device, on_step=on_step)
     told = compare_divergences(run.before, run.after)
     moved = sum(
-        int((weight.codes_RC != start.weights[name].codes_RC).sum())
+        int((weight.codes_RC.cpu() != start.weights[name].codes_RC.cpu()).sum())
         for name, weight in run.weights.items()
     )
     told |= {
