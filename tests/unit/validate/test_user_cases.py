@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from builders import build_target_facts, random_bf16, write_safetensors
+from case_folders import UserCase
 from contract_cases import CASES, Case, build_tensors_of, write_folder
 from odd_drafts import ODD_DRAFTS
-from user_cases import USER_CASES, UserCase
+from user_cases import USER_CASES
 
 from paceline.draft import read_draft
 from paceline.rules import read_rules
