@@ -26,6 +26,7 @@ _STORAGES = {
     "torch FloatStorage": "F32",
     "torch HalfStorage": "F16",
     "torch BFloat16Storage": "BF16",
+    "torch DoubleStorage": "F64",
 }
 _TENSOR = "torch._utils _rebuild_tensor_v2"
 _PARAMETER = "torch._utils _rebuild_parameter"
@@ -203,7 +204,7 @@ def _find_storage(told: Any) -> _Storage:
             and _is_count(size, low=1)
         ):
             return _Storage(dtype=_STORAGES[kind.name], key=key, place=place, size=size)
-    raise DraftError("its pickle stores something else than numbers of 16 or 32 bits")
+    raise DraftError("its pickle stores something else than floats of 16, 32 or 64 bits")
 
 
 def _build(function: Any, arguments: Any) -> Any:

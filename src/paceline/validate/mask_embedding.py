@@ -6,8 +6,9 @@ is a warning outside a contest; a contest takes no pickle, and anything else in 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+
+import numpy as np
 
 from paceline.draft import (
     MASK_EMBEDDING,
@@ -20,7 +21,7 @@ from paceline.draft import (
 from paceline.errors import DraftError
 from paceline.validate.case import Case
 from paceline.validate.report import Finding, finding, from_problem
-from paceline.validate.scan import measure_tensor, open_plain
+from paceline.validate.scan import decode
 
 __all__ = ["check_mask_embedding"]
 
@@ -50,7 +51,7 @@ def check_mask_embedding(case: Case, *, deep: bool) -> Iterator[Finding]:
     except DraftError as problem:
         yield _refuse(
             f"is not what torch.save writes for one tensor, so it is not trusted: {problem.what}",
-            f"Save the tensor alone, of 16 or 32 bits; or {_INTO_ROW}",
+            f"Save the tensor alone, as floats; or {_INTO_ROW}",
         )
         return
     yield finding(
@@ -66,7 +67,7 @@ def check_mask_embedding(case: Case, *, deep: bool) -> Iterator[Finding]:
     )
     yield from _check_fit(case, saved)
     if deep:
-        yield from _check_values(case, saved)
+        yield from _check_values(data, saved)
 
 
 def _refuse(message: str, fix: str) -> Finding:
@@ -106,12 +107,14 @@ def _check_fit(case: Case, saved: MaskEmbedding) -> Iterator[Finding]:
         )
 
 
-def _check_values(case: Case, saved: MaskEmbedding) -> Iterator[Finding]:
-    handle = open_plain(case.scan.path / MASK_EMBEDDING)
-    try:
-        num_bad = measure_tensor(handle, saved.tensor).num_bad
-    finally:
-        os.close(handle)
+def _check_values(data: bytes, saved: MaskEmbedding) -> Iterator[Finding]:
+    raw = data[saved.tensor.start : saved.tensor.end]
+    values = (
+        np.frombuffer(raw, dtype="<f8")
+        if saved.tensor.dtype == "F64"
+        else decode(raw, saved.tensor.dtype)
+    )
+    num_bad = int(np.count_nonzero(~np.isfinite(values)))
     if num_bad:
         yield finding(
             "ten.finite",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ def told(report: Report, severity: str) -> dict[str, str]:
     return {item.rule: item.message for item in report.findings if item.severity == severity}
 
 
+def build_doubles(value: float) -> bytes:
+    members = {
+        "data.pkl": frame(saved_tensor(WIDTH, kind="DoubleStorage")),
+        "data/0": struct.pack("<d", value) * WIDTH,
+        "version": b"3\n",
+    }
+    return build_archive(members)
+
+
+def test_doubles_are_read(tmp_path: Path) -> None:
+    report = check(build(tmp_path / "d", build_doubles(0.5)), deep=True)
+    assert told(report, "error") == {}
+
+
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_a_plain_file_warns_and_a_contest_refuses_it(token: int | None, tmp_path: Path) -> None:
     folder = build(tmp_path / "d", build_plain(WIDTH, token=token))
@@ -61,6 +76,7 @@ def test_a_plain_file_warns_and_a_contest_refuses_it(token: int | None, tmp_path
         (lambda: build_plain(WIDTH - 1), "ten.shape", "holds 63 numbers, the draft is 64 wide"),
         (lambda: build_plain(WIDTH, token=3), "cfg.mask", "another mask token"),
         (lambda: build_plain(WIDTH, value=b"\xc0\x7f"), "ten.finite", "64 values"),
+        (lambda: build_doubles(float("inf")), "ten.finite", "64 values"),
         (lambda: b"\0" * (16 * 2**20 + 1), "fs.size", "too large"),
     ],
 )
