@@ -28,7 +28,8 @@ class Distillation:
     """rows: trained on, batch_size a step. held_out: decide whether the result is taken.
 
     learning_rate: about the largest move of a code in one step of Adam, in steps of a 4-bit grid (a
-    finer grid's are as much smaller); it rises over the first tenth and falls to zero.
+    finer grid's are as much smaller), in a layer of 64 inputs; it falls with the inputs, which all
+    move at once, rises over the first tenth of the steps and falls to zero over the rest.
     """
 
     rows: Sequence[CalibrationRow]

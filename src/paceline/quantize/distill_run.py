@@ -21,7 +21,7 @@ from paceline.quantize.target_run import folder_prefix, load_target
 __all__ = ["DistillationRun", "build_student", "run_distillation"]
 
 _WARM_UP = 0.1  # of the steps
-_FOUR_BITS = 4
+_FOUR_BITS, _INPUTS = 4, 64  # what the learning rate is for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def _train(
     """The mean loss of each step."""
     optimizer = torch.optim.Adam(
         [
-            {"params": [layer.latent_RC], "lr": how.learning_rate * _find_steps(layer)}
+            {"params": [layer.latent_RC], "lr": how.learning_rate * _scale_rate(layer)}
             for layer in layers.values()
         ]
     )
@@ -131,9 +131,11 @@ def _train(
     return losses
 
 
-def _find_steps(layer: GridLayer) -> float:
-    """Steps of the layer's grid in one of a 4-bit grid of the same reach."""
-    return float(2.0 ** (layer.scheme.num_bits - _FOUR_BITS))
+def _scale_rate(layer: GridLayer) -> float:
+    """For the steps of the layer's own grid and for its inputs: Adam moves all their codes, so the
+    output moves the more, the more there are."""
+    finer = 2.0 ** (layer.scheme.num_bits - _FOUR_BITS)
+    return float(finer * _INPUTS / layer.latent_RC.shape[1])
 
 
 def _draw(how: Distillation) -> Iterator[list[CalibrationRow]]:

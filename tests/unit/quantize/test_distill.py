@@ -28,7 +28,7 @@ from paceline.quantize import (  # noqa: E402
     write_target,
 )
 from paceline.quantize.distill import compare_divergences  # noqa: E402
-from paceline.quantize.distill_run import _diverge, build_student  # noqa: E402
+from paceline.quantize.distill_run import _diverge, _scale_rate, build_student  # noqa: E402
 from paceline.quantize.grid import QuantizedWeight  # noqa: E402
 from paceline.quantize.grid_layer import GridLayer  # noqa: E402
 from paceline.quantize.target_run import load_target  # noqa: E402
@@ -201,3 +201,18 @@ def test_what_cannot_be_distilled_is_told(target: TargetFacts, tmp_path: Path) -
     how = Distillation(rows=ROWS, held_out=HELD_OUT, num_steps=2)
     with pytest.raises(RecipeError, match=r"rows r\d+.*the loss of step 1 is not a number"):
         distill_target(plan, start, how, where="rows")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "columns", "wanted"), [("w4a16", 64, 1.0), ("w4a16", 256, 0.25), ("w8a8", 128, 8.0)]
+)
+def test_the_rate_is_for_the_grid_and_the_inputs(scheme: str, columns: int, wanted: float) -> None:
+    layer = GridLayer(
+        QuantizedWeight(
+            scheme=choose_scheme(scheme),
+            codes_RC=torch.zeros(2, columns),
+            scale_RG=torch.ones(2, 1),
+        ),
+        None,
+    )
+    assert _scale_rate(layer) == wanted
