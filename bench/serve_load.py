@@ -4,10 +4,12 @@
 
 Pocket with its own MTP head. Each event is one run of its own: `engine` (kill -9 of the engine),
 `server` (kill -9 of vLLM's HTTP server), `hang` (the engine is stopped and never goes on), `weak`
-(acceptance falls below the minimum), `spare` (kill -9 of the engine with `--beside`). It comes
-after two fifths of the requests; afterwards every answer is held against the target's own. Two
-cores, three to four minutes an event. Figures go to bench/results/serve-load.json, each event's
-under its name.
+(a minimum that the draft does not keep), `spare` (kill -9 of the engine with `--beside`),
+`collapse` (the traffic changes: what is asked from there on allows an eighth of the vocabulary, the
+target's answers are the best of it, and the draft is hardly ever right). It comes after two fifths
+of the requests; afterwards every answer is held against the target's own. On two quiet cores 10,000
+requests take six to eight minutes. Figures go to bench/results/serve-load.json, each event's under
+its name.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,16 @@ from paceline.target import read_target
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from serve_load import Served, ask_all, build_questions, compare_replies, serve_target  # noqa: E402
+from serve_load import (  # noqa: E402
+    Served,
+    ask_all,
+    build_questions,
+    compare_replies,
+    narrow_questions,
+    serve_target,
+)
 
-EVENTS = ("engine", "server", "hang", "weak", "spare")
+EVENTS = ("engine", "server", "hang", "weak", "spare", "collapse")
 OUT = HERE / "results" / "serve-load.json"
 TOLERANCE = 0.5  # nats, as in the rules for pocket
 SERVE = ("pocket", "--draft", "native", "--weak-draft", "switch")
@@ -56,18 +66,28 @@ def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
     target = read_target("pocket")
     count = min(options.requests // 8, 300)
     questions = build_questions(target, count, max_tokens=options.max_tokens)
+    begin = options.requests * 2 // 5  # of the event
+    if event == "collapse":
+        questions += narrow_questions(questions, target)
+
+    def choose(number: int) -> int:
+        return number % count + (count if event == "collapse" and number >= begin else 0)
+
     # pocket accepts about 2.5 tokens a step: no draft of K = 3 keeps 3.9 for long
     more = {
         "weak": ("--min-acceptance", "3.9", "--window", "1500"),
         "hang": ("--silence", "10"),
         "spare": ("--beside",),
+        "collapse": ("--min-acceptance", "1.5", "--window", "1500"),
     }
     with serve_target((*SERVE, *more.get(event, ()))) as served:
         at: list[float] = []
+        lengths: list[float | None] = []
 
         def look(done: int) -> None:
-            if done == options.requests * 2 // 5:
+            if done == begin:
                 at.append(time.monotonic())
+                lengths.append(_read_health(served)["acceptance_length"])
                 _strike(event, served)
 
         begun = time.monotonic()
@@ -77,6 +97,7 @@ def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
                 questions,
                 num_requests=options.requests,
                 clients=options.clients,
+                choose=choose,
                 on_count=look,
             )
         )
@@ -88,10 +109,17 @@ def _run(event: str, options: argparse.Namespace) -> dict[str, Any]:
         "clients": options.clients,
         "max_tokens": options.max_tokens,
         "requests_a_second": options.requests / seconds,
-        "before_event_a_second": (options.requests * 2 // 5) / (at[0] - begun) if at else None,
+        "before_event_a_second": begin / (at[0] - begun) if at else None,
+        "acceptance_length_before": lengths[0] if lengths else None,
         **found,
         "said": served.lines,
     }
+
+
+def _read_health(served: Served) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/health", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
 
 
 def _strike(event: str, served: Served) -> None:

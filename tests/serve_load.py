@@ -1,7 +1,9 @@
 """Asks a served target as many clients at once, and holds every answer against the target's own.
 
 Used by a test (few requests) and by a bench (10,000). Requests are chat and completions, streamed
-and not, with token ids and without, labelled by category.
+and not, with token ids and without, labelled by category. Narrow questions allow an eighth of
+the vocabulary: the target answers greedily with the best of it, and a draft, which does not know,
+is hardly ever right.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,27 @@ from paceline.serve.process import session_members
 from paceline.target import TargetFacts
 
 __all__ = [
+    "Question",
     "Reply",
     "Served",
     "ask_all",
     "build_questions",
     "compare_replies",
+    "narrow_questions",
     "serve_target",
 ]
 
-Question = tuple[list[dict[str, str]], Request]
 KINDS = ("chat", "chat-stream", "completion", "completion-stream")
+_SHARE = 8  # of the vocabulary is allowed where a question is narrow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """messages, and the greedy request of the same tokens. allowed: tokens of the answer."""
+
+    messages: list[dict[str, str]]
+    request: Request
+    allowed: tuple[int, ...] | None = None
 
 
 @dataclass(kw_only=True)
@@ -51,6 +64,7 @@ class Reply:
     """What one client got. error: what it was told instead of an answer."""
 
     number: int
+    question: int
     kind: str
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -122,7 +136,7 @@ def _end_with_this() -> None:
 
 
 def build_questions(target: TargetFacts, count: int, *, max_tokens: int) -> list[Question]:
-    """(messages, greedy request with the same tokens) for `count` bundled prompts."""
+    """Of the first `count` bundled prompts."""
     tokenizer = open_tokenizer(target, thinking="off" if target.is_hybrid else "none")
     sampling = Sampling(max_tokens=max_tokens)
     found = []
@@ -130,8 +144,19 @@ def build_questions(target: TargetFacts, count: int, *, max_tokens: int) -> list
         messages = [{"role": m["role"], "content": m["content"]} for m in prompt.messages]
         ids = tuple(tokenizer.encode(tokenizer.render(messages, ask=True)))
         request = Request(request_id=str(number), prompt_ids=ids, sampling=sampling)
-        found.append((messages, request))
+        found.append(Question(messages=messages, request=request))
     return found
+
+
+def narrow_questions(questions: Sequence[Question], target: TargetFacts) -> list[Question]:
+    """The same ones, each with another eighth of the vocabulary, plain letters alone."""
+    tokenizer = Tokenizer.from_file(str(target.path / "tokenizer.json"))
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.get_vocab_size())]
+    whole = [token for token, text in enumerate(texts) if text.strip() and text.isascii()]
+    return [
+        replace(question, allowed=tuple(t for t in whole if t % _SHARE == number % _SHARE))
+        for number, question in enumerate(questions)
+    ]
 
 
 async def ask_all(
@@ -140,9 +165,13 @@ async def ask_all(
     *,
     num_requests: int,
     clients: int,
+    choose: Callable[[int], int] | None = None,
     on_count: Callable[[int], None] = lambda done: None,
 ) -> list[Reply]:
-    """`clients` at once, each asking its next question as soon as the last is answered."""
+    """`clients` at once, each asking its next question as soon as the last is answered.
+
+    choose: number of the request -> number of its question; else all of them in turns.
+    """
     replies: list[Reply] = []
     waiting = iter(range(num_requests))
     connector = aiohttp.TCPConnector(limit=0)
@@ -150,36 +179,33 @@ async def ask_all(
 
         async def client() -> None:
             for number in waiting:
-                messages, request = questions[number % len(questions)]
+                place = number % len(questions) if choose is None else choose(number)
                 kind = KINDS[(number // len(questions) + number) % 4]
-                replies.append(await _ask(session, port, number, kind, messages, request))
+                reply = Reply(number=number, question=place, kind=kind)
+                await _ask(session, port, questions[place], reply)
+                replies.append(reply)
                 on_count(len(replies))
 
         await asyncio.gather(*(client() for _ in range(clients)))
     return replies
 
 
-async def _ask(
-    session: aiohttp.ClientSession,
-    port: int,
-    number: int,
-    kind: str,
-    messages: list[dict[str, str]],
-    request: Request,
-) -> Reply:
-    chat = kind.startswith("chat")
+async def _ask(session: aiohttp.ClientSession, port: int, question: Question, reply: Reply) -> None:
+    """Fills the reply in."""
+    request, chat = question.request, reply.kind.startswith("chat")
     body: dict[str, Any] = {"temperature": 0, "max_tokens": request.sampling.max_tokens}
     if chat:
-        body |= {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        body |= {"messages": question.messages, "chat_template_kwargs": {"enable_thinking": False}}
     else:
         body["prompt"] = list(request.prompt_ids)
-    if number % 2:
+    if question.allowed is not None:
+        body["allowed_token_ids"] = list(question.allowed)
+    if reply.number % 2 or question.allowed is not None:
         body["return_token_ids"] = True
-    if kind.endswith("stream"):
+    if reply.kind.endswith("stream"):
         body["stream"] = True
     path = "chat/completions" if chat else "completions"
-    headers = {"X-Paceline-Category": kind}
-    reply = Reply(number=number, kind=kind)
+    headers = {"X-Paceline-Category": reply.kind}
     begun = time.monotonic()
     try:
         async with session.post(
@@ -197,7 +223,6 @@ async def _ask(
     except aiohttp.ClientError as problem:
         reply.error = repr(problem)
     reply.seconds = time.monotonic() - begun
-    return reply
 
 
 async def _read_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
@@ -227,8 +252,11 @@ async def ask_target(port: int, questions: Sequence[Question], *, clients: int) 
 
         async def client() -> None:
             for number in waiting:
-                request = questions[number][1]
-                choice = await _complete(session, port, request.prompt_ids, request.sampling)
+                request, allowed = questions[number].request, questions[number].allowed
+                more = {} if allowed is None else {"allowed_token_ids": list(allowed)}
+                choice = await _complete(
+                    session, port, request.prompt_ids, request.sampling, **more
+                )
                 answers[number] = choice["token_ids"]
 
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -251,18 +279,23 @@ async def _complete(
         return choice
 
 
-async def view_next(port: int, prefixes: Sequence[Sequence[int]]) -> list[TokenChoice]:
-    """The 20 likeliest tokens after each prefix, by the server as it is now."""
+async def view_tokens(
+    port: int, forks: Sequence[tuple[Sequence[int], tuple[int, int]]]
+) -> list[TokenChoice]:
+    """How likely each of two tokens is after a prefix, by the server as it is now."""
     found = []
     async with aiohttp.ClientSession() as session:
-        for prefix in prefixes:
-            more = {"logprobs": 20, "return_tokens_as_token_ids": True}
-            choice = await _complete(session, port, prefix, Sampling(max_tokens=1), **more)
-            top = choice["logprobs"]["top_logprobs"][0]
-            best = sorted(top.items(), key=lambda item: -item[1])
+        for prefix, tokens in forks:
+            values = {}
+            for token in tokens:
+                choice = await _complete(
+                    session, port, [*prefix, token], Sampling(max_tokens=1), prompt_logprobs=0
+                )
+                values[token] = choice["prompt_logprobs"][-1][str(token)]["logprob"]
+            best = sorted(values.items(), key=lambda item: -item[1])
             found.append(
                 TokenChoice(
-                    token_ids=tuple(int(name.partition(":")[2]) for name, _ in best),
+                    token_ids=tuple(token for token, _ in best),
                     logprobs=tuple(value for _, value in best),
                 )
             )
@@ -287,7 +320,7 @@ async def compare_replies(
     counts: collections.Counter[str] = collections.Counter()
     cases, gaps, texts = [], [], {}
     for reply in replies:
-        question = reply.number % len(questions)
+        question = reply.question
         plain = [token for token in answers[question] if token not in target.eos_token_ids]
         if reply.error is not None or reply.finish is None:
             counts["lost"] += 1
@@ -307,11 +340,11 @@ async def compare_replies(
             texts.setdefault("wrong", [reply.kind, reply.text, tokenizer.decode(plain)])
         else:
             cases.append((question, plain, ids, place, reply))
-    prefixes = [
-        questions[question][1].prompt_ids + tuple(plain[:place])
-        for question, plain, _, place, _ in cases
+    forks = [
+        (questions[question].request.prompt_ids + tuple(plain[:place]), (plain[place], ids[place]))
+        for question, plain, ids, place, _ in cases
     ]
-    choices = await view_next(port, prefixes)
+    choices = await view_tokens(port, forks)
     for (_, plain, ids, place, reply), choice in zip(cases, choices, strict=True):
         kind, gap = classify_fork(
             choice, plain_token=plain[place], token=ids[place], tolerance=tolerance

@@ -11,15 +11,20 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 from serve_load import Served, ask_all, build_questions, compare_replies, serve_target
 
+from paceline.cli import main
+from paceline.records import read_json
 from paceline.serve.exposition import read_sample
 from paceline.serve.process import session_members
 from paceline.target import read_target
@@ -30,7 +35,9 @@ NUM_REQUESTS = 160
 TOLERANCE = 0.5  # nats, as in the rules for pocket
 
 
-def test_no_request_is_lost_whatever_happens_behind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_request_is_lost_whatever_happens_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = read_target("pocket")
     questions = build_questions(target, 40, max_tokens=32)
     # pocket's head is accepted about 2.5 tokens a step: 3.9 of 4 is a minimum it cannot keep
@@ -56,6 +63,7 @@ def test_no_request_is_lost_whatever_happens_behind(capsys: pytest.CaptureFixtur
         assert _metric(served, "paceline_requests_asked_again_total") >= 1
         assert _metric(served, "paceline_streams_continued_total") >= 1
         assert _metric(served, "vllm:generation_tokens_total") > 0
+        _check_quality(served, tmp_path / "quality.json", monkeypatch)
         _check_end(served)
     said = "\n".join(served.lines)
     assert "the draft stopped helping: acceptance length" in said
@@ -63,6 +71,24 @@ def test_no_request_is_lost_whatever_happens_behind(capsys: pytest.CaptureFixtur
     assert "died with" in said
     with capsys.disabled():
         print(f"\n  front: {json.dumps({k: v for k, v in found.items() if k != 'first'})}")
+
+
+def _check_quality(served: Served, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`paceline quality` asks the running server; arm and plain target are both this one."""
+    if find_spec("lm_eval") is None:
+        return
+    url = f"http://127.0.0.1:{served.port}/v1"
+    words = ["--url", url, "--plain-url", url, "--questions", "bundled", "--limit", "2"]
+    words += ["--task", "ifeval", "--max-tokens", "48", "--thinking", "off", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["paceline", "quality", "pocket", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1  # two questions decide nothing
+    record = read_json(out)
+    assert (record["url"], record["plain"]) == (url, url)
+    task = record["tasks"]["ifeval"]
+    for arm in ("arm", "plain"):
+        assert len(task[arm]["questions"]) == 2
 
 
 def _metric(served: Served, name: str) -> float:
