@@ -19,6 +19,7 @@ from paceline.problems import Problem
 __all__ = ["check_by_hand", "complete_spec", "infer_family", "require_no_spec"]
 
 _MAX_NAMES = 20_000
+_MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def infer_family(names: Iterable[str]) -> tuple[str, str] | None:
@@ -59,10 +60,20 @@ def complete_spec(
         told = infer_family(names)
         family = told[0] if told is not None else _infer_by_architecture(config)
         spec |= {"family": family} if family is not None else {}
-    layers = config.get("mtp_num_hidden_layers")
-    if spec.get("family") == "mtp" and isinstance(layers, int):
+    layers = _count_mtp_layers(config)
+    if spec.get("family") == "mtp" and layers is not None:
         spec.setdefault("num_speculative_tokens", layers)
     return spec
+
+
+def _count_mtp_layers(config: Mapping[str, Any]) -> int | None:
+    """By either name, in the text config of a model for more than text too."""
+    inner = config.get("text_config")
+    for level in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in _MTP_LAYERS:
+            if isinstance(level.get(key), int):
+                return int(level[key])
+    return None
 
 
 def _infer_by_architecture(config: Mapping[str, Any]) -> str | None:

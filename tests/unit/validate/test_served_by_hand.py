@@ -103,6 +103,24 @@ def test_k_of_an_mtp_head_is_its_number_of_layers(tmp_path: Path) -> None:
     assert "K = 1" in next(i.message for i in report.findings if i.rule == "spec.missing")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["Qwen3_5ForConditionalGeneration"]}
+        | {"text_config": {"mtp_num_hidden_layers": 1}},
+        {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
+        {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 2},
+    ],
+)
+def test_heads_of_other_targets_by_both_spellings(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = build_draft(tmp_path / "d", config=config, weights_follow_config=False)
+    (folder / "spec.json").unlink()
+    report = validate_draft(folder, by_hand={"family": "mtp"})
+    assert (errors(report), severities(report, "cfg.contract")) == ([], ["warning"])
+    layers = config.get("num_nextn_predict_layers", 1)
+    assert any(f"family mtp, K = {layers}" in item.message for item in report.findings)
+
+
 def test_an_unknown_family_is_said(tmp_path: Path) -> None:
     folder = build_draft(tmp_path / "d", config={"architectures": ["LlamaForCausalLM"]})
     (folder / "spec.json").unlink()
