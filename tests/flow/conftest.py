@@ -1,7 +1,12 @@
-"""Engines shared by all flow tests: starting one takes ten seconds, so each starts once."""
+"""Engines shared by all flow tests, and the lanes they run in (pytest -n 2).
+
+Starting an engine takes seconds, so each starts once. Two engines on the same cores wait for each
+other at every matrix, so a lane has a part of the cores for itself and all that it starts.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +21,39 @@ _CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
     "<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 )
+
+# The files that take longest, the longest first, so that the lanes end together.
+_LONG = (
+    "test_loop",
+    "test_bad_input",
+    "test_judge",
+    "test_serve_front",
+    "test_serve",
+    "test_validate_run",
+    "test_trained_equals_served",
+    "test_block_drafts",
+    "test_quantize",
+    "test_contracts_of_vllm",
+    "test_model_free",
+)
+
+
+def _take_cores() -> None:
+    lane = os.environ.get("PYTEST_XDIST_WORKER")
+    if lane is None:
+        return
+    num_lanes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    cores = sorted(os.sched_getaffinity(0))
+    if own := cores[int(lane.removeprefix("gw")) % num_lanes :: num_lanes]:
+        os.sched_setaffinity(0, own)
+
+
+_take_cores()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from command_line import run_command, write_jsonl
 from paceline.records import read_json, read_jsonl
 from paceline.target import cache_folder
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 QUESTIONS = (
     "Say hello to a neighbour who moved in today.",

@@ -16,7 +16,7 @@ from paceline.records import read_json, read_jsonl
 from paceline.serve import read_serve_config
 from paceline.tune import Settings
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 OPTIONS = ["--regime", "24:24", "--requests", "6", "--texts", "4", "--rules", "pocket"]
 
