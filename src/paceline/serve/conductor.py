@@ -29,6 +29,7 @@ _SIGNS_OF_LIFE = (
     "vllm:kv_cache_usage_perc",  # grows while a long prompt is read
 )
 _LOOK_S = 1.0
+_PAUSE_S = 10.0  # between two looks; a server that does not answer is asked for half as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class Conductor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._spare: asyncio.Task[Back | None] | None = None
         self._progress: tuple[list[float], float] = ([], 0.0)  # signs of life, and since when
+        self._looked_at = time.monotonic()
         metrics.minimum.set(operation.min_acceptance)
 
     @property
@@ -288,8 +290,10 @@ class Conductor:
     def _look_for_silence(self, back: Back, text: str | None) -> None:
         before, since = self._progress
         now = time.monotonic()
+        paused = now - self._looked_at > _PAUSE_S  # this process stood still too, or the machine
+        self._looked_at = now
         found = [read_sample(text, name) or 0.0 for name in _SIGNS_OF_LIFE] if text else before
-        if found != before or not back.num_carried:
+        if found != before or not back.num_carried or paused:
             self._progress = (found, now)
         elif now - since > self.operation.silence_s:
             self._lose(back, f"made no token for {self.operation.silence_s:g} s")

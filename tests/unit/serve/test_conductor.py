@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -135,6 +136,24 @@ def test_a_server_that_makes_no_token_has_hung(play: Callable[..., list[str]]) -
         await until(lambda: made.current is not None and made.current is not first)
 
     assert any("made no token for 0.2 s" in line for line in play(scene))
+
+
+def test_a_pause_of_everything_is_no_silence(
+    play: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "_PAUSE_S", 0.1)
+
+    async def scene(made: Conductor) -> None:
+        first = current(made)
+        first.num_carried, first.metrics = 1, "vllm:generation_tokens_total 1"
+        await asyncio.sleep(0.05)
+        time.sleep(0.4)  # twice as long as a server may be silent; this one stood still with us
+        for number in range(2, 10):
+            await asyncio.sleep(0.05)
+            assert made.current is first
+            first.metrics = f"vllm:generation_tokens_total {number}"
+
+    assert play(scene) == []
 
 
 def test_it_gives_up_when_servers_die_one_after_the_other(play: Callable[..., list[str]]) -> None:
