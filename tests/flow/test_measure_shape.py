@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.forecast_measure import measure_shape
 from paceline.forecast import CachePlan, measure_memory, parse_design, read_runs, read_shape
 from paceline.forecast.measured_record import shape_as_run
+from paceline.serve import ShapeDraft, open_shape
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
@@ -66,6 +67,7 @@ def test_three_engines_by_shape_and_a_rerun_that_starts_none(tmp_path: Path) -> 
             num_repeats=2,
             max_tokens=16,
             minutes=None,
+            at_once=1,
             device="cpu",
             out=tmp_path / "out",
         )
@@ -101,3 +103,29 @@ def test_three_engines_by_shape_and_a_rerun_that_starts_none(tmp_path: Path) -> 
     for file in (tmp_path / "out" / "logs").iterdir():
         assert file.stat().st_size == logs[file.name]
     assert read_runs(tmp_path / "out" / "steps.jsonl") == runs
+
+
+def test_memory_is_that_of_the_context_whatever_the_engines_length(tmp_path: Path) -> None:
+    """An attention block longer than max_model_len is cut by vLLM: 16,384 tokens are not counted in
+    such blocks. Caches of the 4 B shape, the rest of it small."""
+    config = dict(read_shape("qwen3.5-4b").facts.config)
+    config |= {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = read_shape(tmp_path)
+    design = parse_design('family = "mtp"\nnum_speculative_tokens = 2\n', shape)
+    said = measure_memory(
+        design, shape_as_run(shape), context_tokens=16384, plan=CachePlan(device="cpu")
+    )
+    draft = ShapeDraft(family="mtp", num_speculative_tokens=2, config={}, own=(), kv_dtype="auto")
+    with open_shape(
+        shape.facts,
+        draft,
+        acceptance_length=None,
+        device="cpu",
+        max_model_len=256,
+        kv_cache_bytes=2**30,
+        log_path=tmp_path / "engine.log",
+    ) as endpoint:
+        held = endpoint.memory(context_tokens=16384)
+    assert held is not None
+    assert (held.kv_bytes, held.state_bytes) == (said.kv_bytes, said.state_bytes)

@@ -9,7 +9,14 @@ import pytest
 
 from paceline.acceptance import build_acceptance
 from paceline.data import build_requests, read_prompts
-from paceline.draft import Draft, read_native_draft, stitch_target, write_draft
+from paceline.draft import (
+    Draft,
+    read_draft,
+    read_native_draft,
+    resolve_draft,
+    stitch_target,
+    write_draft,
+)
 from paceline.endpoint import Answer, Request, Sampling
 from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
 from paceline.serve import VllmEndpoint, build_plan, start
@@ -20,6 +27,7 @@ from paceline.train.families.mtp_weights import read_native_head
 pytestmark = pytest.mark.engine
 
 NATIVE_LENGTH_FLOOR = 2.3  # at K = 3; measured figures in docs/results/pocket.md
+EAGLE3_LENGTH_FLOOR = 2.3
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,27 @@ def test_native_head_drafts(native: tuple[list[Answer], VllmEndpoint], pocket: T
     assert memory is not None
     head = read_native_draft(pocket)
     assert 0 <= memory.weights_bytes + memory.buffers_bytes - head.files_bytes < 4096
+
+
+def test_the_bundled_eagle3_accepts_as_much_with_half_the_memory(
+    native: tuple[list[Answer], VllmEndpoint],
+    pocket: TargetFacts,
+    requests: list[Request],
+    serve: Callable[..., VllmEndpoint],
+) -> None:
+    draft = read_draft(resolve_draft("pocket-eagle3"))
+    with serve(draft, 3) as endpoint:
+        answers = list(endpoint.generate(requests, concurrency=1))
+        own, heads = endpoint.memory(), native[1].memory()
+    assert own is not None
+    assert heads is not None
+    assert heads.total_bytes / own.total_bytes >= 2
+    assert _length(answers) >= EAGLE3_LENGTH_FLOOR
+    assert _length(answers) >= 0.85 * _length(native[0])
+    texts = [(a.prompt_ids, a.output_ids, a.per_step_accepted or ()) for a in answers]
+    replay = replay_draft(draft, pocket, texts, device="cpu", dtype="bfloat16")
+    assert replay.num_agree >= 0.97 * replay.num_steps
+    assert all(gap <= 0.5 for gap in replay.gaps)
 
 
 def test_head_in_a_folder_and_in_a_stitched_target_draft_alike(

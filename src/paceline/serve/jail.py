@@ -79,7 +79,8 @@ def _unshare(mode: str, uid: int) -> None:
 
 
 def _mount_walls(policy: dict[str, Any]) -> None:
-    """Private mounts; an empty /tmp-like scratch; a /dev of six files; all else read-only."""
+    """Private mounts; an empty /tmp-like scratch; a /dev of few files; a /proc of its own; all else
+    read-only."""
     scratch = policy["scratch"]
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     size = f"size={policy['scratch_bytes']},mode=1777"
@@ -96,10 +97,13 @@ def _mount_walls(policy: dict[str, Any]) -> None:
     (new_dev / "shm").mkdir()
     _mount("tmpfs", str(new_dev / "shm"), "tmpfs", _MS_NOSUID | _MS_NODEV, size)
     _mount(str(new_dev), "/dev", "", _MS_BIND | _MS_REC)
+    writable = [scratch, "/dev/shm"]
     if policy["mode"] != "user-same-pids":
         _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+        _mount("/proc/sys", "/proc/sys", "", _MS_BIND | _MS_REC)  # stays read-only
+        writable.append("/proc")  # where CUDA's driver writes of its own threads, or does not start
     _set_read_only("/", on=True, recursive=True)
-    for path in (scratch, "/dev/shm"):
+    for path in writable:
         _set_read_only(path, on=False, recursive=False)
 
 

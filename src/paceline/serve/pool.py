@@ -4,8 +4,12 @@ The pool without the draft is not the same layers less the draft's. On a hybrid 
 convolution's state, adds K states a Gated-DeltaNet group and moves the size of an attention block
 (`Platform._align_hybrid_block_size`), and the draft's layers change the groups. So the
 configuration is made again without speculation, aligned by vLLM's own platform code, and both are
-grouped by vLLM's own functions (v1/core/kv_cache_utils.py). tests/flow/test_hybrid_memory.py holds
-the answer against an engine started without the draft.
+grouped by vLLM's own functions (v1/core/kv_cache_utils.py). tests/flow/test_pocket.py holds the
+answer against an engine started without the draft, bench/engine_memory.py against the forecast.
+
+An engine whose max_model_len is below its attention block cuts the block to that length and pads it
+to a whole page all the same: asked for 16,384 tokens, such blocks would count many times what an
+engine of that length takes. So the draft's side is aligned anew as well.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ def measure_pool(
     groups: [number of layers, kind, pages of the sequence]. draft: its module; None without one,
     then both are the same.
     """
-    config, specs = runner.vllm_config, runner.get_kv_cache_spec()
+    config = _align(runner.vllm_config)
+    specs = {name: _align_spec(spec, config) for name, spec in runner.get_kv_cache_spec().items()}
     with_draft = _use(config, specs, context_tokens)
     if config.speculative_config is None:
         return with_draft, with_draft
@@ -45,37 +50,50 @@ def measure_pool(
 
 
 def _without_speculation(config: Any) -> Any:
-    """The same engine without a draft, its block size aligned anew where it was not given."""
+    plain = copy.copy(config)
+    plain.speculative_config = None
+    return _align(plain)
+
+
+def _align(config: Any) -> Any:
+    """The same engine, a hybrid target's block size aligned anew where it was not given."""
     from vllm.config.cache import CacheConfig
     from vllm.platforms import current_platform
 
-    plain = copy.copy(config)
-    plain.speculative_config = None
-    if not config.model_config.is_hybrid:
-        return plain
-    cache = plain.cache_config = copy.copy(config.cache_config)
-    if not cache.user_specified_block_size:
-        is_cpu = current_platform.is_cpu()
-        cache.block_size = _CPU_BLOCK_TOKENS if is_cpu else CacheConfig.DEFAULT_BLOCK_SIZE
+    if not config.model_config.is_hybrid or config.cache_config.user_specified_block_size:
+        return config
+    aligned = copy.copy(config)
+    cache = aligned.cache_config = copy.copy(config.cache_config)
+    is_cpu = current_platform.is_cpu()
+    cache.block_size = _CPU_BLOCK_TOKENS if is_cpu else CacheConfig.DEFAULT_BLOCK_SIZE
     cache.mamba_page_size_padded = None
-    current_platform.update_block_size_for_backend(plain)
-    return plain
+    current_platform.update_block_size_for_backend(aligned)
+    return aligned
+
+
+def _align_spec(spec: Any, config: Any) -> Any:
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    if not config.model_config.is_hybrid:
+        return spec
+    if isinstance(spec, MambaSpec):
+        padded = config.cache_config.mamba_page_size_padded
+        return dataclasses.replace(spec, page_size_padded=padded)
+    return dataclasses.replace(spec, block_size=config.cache_config.block_size)
 
 
 def _plain_spec(spec: Any, plain: Any) -> Any:
     from vllm.model_executor.models import ModelRegistry
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    if not plain.model_config.is_hybrid:
-        return spec
+    spec = _align_spec(spec, plain)
     if not isinstance(spec, MambaSpec):
-        return dataclasses.replace(spec, block_size=plain.cache_config.block_size)
+        return spec
     model = plain.model_config
     kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
     return dataclasses.replace(
         spec,
         shapes=tuple(kind.get_mamba_state_shape_from_config(plain)),
-        page_size_padded=plain.cache_config.mamba_page_size_padded,
         num_speculative_blocks=0,
     )
 
