@@ -21,13 +21,13 @@ from paceline.problems import without_notes
 from paceline.serve.install import require_vllm
 from paceline.serve.model_free import check_model_free, is_model_free
 from paceline.serve.parallel import check_parallel, is_parallel
-from paceline.serve.plan import Plan, kv_bytes_per_token
+from paceline.serve.plan import Plan
+from paceline.serve.pool_size import BLOCK_TOKENS, kv_bytes_per_token
 from paceline.target import read_weight_headers
 
 __all__ = ["check_plan"]
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_KV_BLOCK_TOKENS = 128
 _CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM's CPU attention
 _MAX_NUM_SEQS = 4096  # every buffer of the engine grows with it
 
@@ -181,8 +181,8 @@ def _check_sizes(plan: Plan) -> None:
             )
     if pool is not None:
         per_token = kv_bytes_per_token(plan.target, plan.draft)
-        blocks = -(-plan.max_model_len // _KV_BLOCK_TOKENS)
-        one = blocks * _KV_BLOCK_TOKENS * per_token
+        blocks = -(-plan.max_model_len // BLOCK_TOKENS)
+        one = blocks * BLOCK_TOKENS * per_token
         if pool < one:
             raise PlanError(
                 f"a KV cache of {pool} bytes holds {pool // per_token} tokens",

@@ -19,16 +19,13 @@ from paceline.methods import METHODS
 from paceline.serve.install import find_device
 from paceline.serve.model_free import build_model_free, is_model_free, read_settings
 from paceline.serve.parallel import build_parallel, needs_runner_v1
+from paceline.serve.pool_size import size_pool
 from paceline.target import TargetFacts
 
-__all__ = ["Plan", "build_plan", "content_name", "describe_plan", "kv_bytes_per_token"]
+__all__ = ["Plan", "build_plan", "content_name", "describe_plan"]
 
 _CPU_MAX_MODEL_LEN = 2048
 _CUDA_MAX_MODEL_LEN = 16384 + 64
-_KV_BLOCK_TOKENS = 128  # the CPU backend's block; larger than CUDA's 16
-_KV_FLOOR_BYTES = 64 * 2**20
-_KV_CPU_CEILING_BYTES = 256 * 2**20
-_KV_CUDA_CEILING_BYTES = 16 * 2**30  # 27 B of bf16 and this fit 80 GB
 _GPU_SHARE = 0.02  # vLLM only asks for this much to be free; the pool's size is stated
 _ONLY_V1 = ("medusa",)  # families that vLLM's second model runner does not know
 
@@ -119,7 +116,14 @@ def build_plan(
     if device == "cpu" and num_threads is None:
         num_threads = len(os.sched_getaffinity(0))
     if kv_cache_bytes is None:
-        kv_cache_bytes = _default_kv_bytes(target, draft, device, max_model_len, max_num_seqs, k)
+        kv_cache_bytes = size_pool(
+            target,
+            draft,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            num_speculative_tokens=k or 0,
+        )
 
     is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
     runner = "v1" if is_v1 or needs_runner_v1(draft) else "v2"
@@ -245,62 +249,6 @@ def _speculation(
         # the draft is always read as safetensors, whatever the target is
         config["draft_load_config"] = {"load_format": "safetensors"}
     return {"speculative_config": config}
-
-
-def kv_bytes_per_token(target: TargetFacts, draft: Draft | None) -> int:
-    """Bytes of bf16 KV cache a token takes in the target's full attention and the draft's layers.
-
-    Medusa's layers keep nothing.
-    An estimate for choosing the pool; what counts for a score is measured by the inspector.
-    """
-    full = sum("full" in kind for kind in target.layer_types) or target.num_hidden_layers
-    total = full * target.num_key_value_heads * target.head_dim * 4
-    if draft is not None and METHODS[draft.family].has_weights and draft.family != "medusa":
-        config = draft.config
-        heads = int(config.get("num_key_value_heads") or target.num_key_value_heads)
-        head_dim = int(config.get("head_dim") or target.head_dim)
-        # an MTP head is one layer; its config counts the target's
-        num_layers = 1 if draft.family == "mtp" else int(config.get("num_hidden_layers") or 1)
-        total += num_layers * heads * head_dim * 4
-    return total
-
-
-def _default_kv_bytes(
-    target: TargetFacts,
-    draft: Draft | None,
-    device: str,
-    max_model_len: int,
-    max_num_seqs: int,
-    k: int | None,
-) -> int:
-    blocks = -(-max_model_len // _KV_BLOCK_TOKENS) + 2
-    one = blocks * _KV_BLOCK_TOKENS * kv_bytes_per_token(target, draft)
-    if target.is_hybrid:
-        one = 4 * one if device == "cpu" else 2 * (one + _state_bytes(target, k or 0))
-    ceiling = _KV_CPU_CEILING_BYTES if device == "cpu" else _KV_CUDA_CEILING_BYTES
-    return max(min(one * max_num_seqs, ceiling), one, _KV_FLOOR_BYTES)
-
-
-def _state_bytes(target: TargetFacts, k: int) -> int:
-    """Recurrent states of one sequence: one for each drafted token, the real one, one in reserve.
-
-    Layers of unlike pages pad one another to at most twice their size, which the caller adds.
-    """
-    text = target.config.get("text_config", target.config)
-    value_heads, key_heads, value_dim, key_dim, kernel = (
-        int(text[f"linear_{name}"])
-        for name in (
-            "num_value_heads",
-            "num_key_heads",
-            "value_head_dim",
-            "key_head_dim",
-            "conv_kernel_dim",
-        )
-    )
-    matrix = value_heads * value_dim * key_dim * 4  # float32 at most
-    width = value_heads * value_dim + 2 * key_heads * key_dim
-    num_layers = sum("linear" in kind for kind in target.layer_types)
-    return (k + 2) * num_layers * (matrix + width * (kernel - 1 + k) * 2)
 
 
 def build_env(device: str, runner: str, num_threads: int | None) -> dict[str, str]:
