@@ -54,7 +54,7 @@ def size_pool(
 
 
 def _state_bytes(target: TargetFacts, k: int) -> int:
-    """Recurrent states of one sequence: one for each drafted token, the real one, one in reserve."""
+    """Recurrent states of one sequence: one a drafted token, the real one, one in reserve."""
     text = target.config.get("text_config", target.config)
     value_heads, key_heads, value_dim, key_dim, kernel = (
         int(text[f"linear_{name}"])
