@@ -65,9 +65,9 @@ def test_a_mutated_header_is_refused_or_read_as_the_public_reader_does(
     data = mutate_header(Random(seed), HEADERS)
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
-    began = time.monotonic()
+    began = time.process_time()
     header, problems = scan_header(path)
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
     if header is None or problems:
         assert problems
         assert all(problem.message and problem.rule for problem in problems)
