@@ -72,7 +72,8 @@ def main() -> None:
             chosen = choose_rows(rows, NUM_ROWS, MAX_LENGTH) if rows else []
             place = Path(scratch) / name.replace("/", "-")
             found[name] = measure_target(read_target(name), chosen, place, options.device)
-    provenance = build_provenance(seed=0)
+    command = ["bench/quantized_targets.py", *options.targets]  # whose rows, not where they lie
+    provenance = {**build_provenance(seed=0), "command": command}
     out = HERE / "results" / f"quantized-targets-{options.device}.json"
     write_json(out, {"provenance": provenance, "targets": found})
 
