@@ -110,7 +110,7 @@ def make_draft(
                         target,
                         rows.chosen,
                         where=rows.where,
-                        device=calibrate.device or "cpu",
+                        device=_find_device(calibrate.device),
                         on_row=show,
                     )
             with progress("quantising") as show:
@@ -203,12 +203,12 @@ def make_target(
             out,
             rows=rows.chosen,
             where=rows.where,
-            device=calibrate.device or "cpu",
+            device=_find_device(calibrate.device),
             on_layer=show,
         )
     distilled = None
     if num_distill_steps is not None:
-        made, distilled = _distill(plan, made, rows, num_distill_steps, calibrate.device or "cpu")
+        made, distilled = _distill(plan, made, rows, num_distill_steps, _find_device(calibrate.device))
     done = write_target(plan, made, out, calibrated_on=rows.told, distilled=distilled, replace=True)
     after = sum(path.stat().st_size for path in done.path.glob("*.safetensors"))
     say(f"{len(plan.schemes)} matrices quantised, {len(plan.kept)} kept")
@@ -239,3 +239,9 @@ def _distill(
     if not told["kept"]:
         say("that is no improvement beyond chance: the rounded codes are kept")
     return better, told
+
+
+def _find_device(device: str | None) -> str:
+    from paceline.train.ranks import find_device
+
+    return str(find_device(device))
