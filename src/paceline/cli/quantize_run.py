@@ -208,7 +208,9 @@ def make_target(
         )
     distilled = None
     if num_distill_steps is not None:
-        made, distilled = _distill(plan, made, rows, num_distill_steps, _find_device(calibrate.device))
+        made, distilled = _distill(
+            plan, made, rows, num_distill_steps, _find_device(calibrate.device)
+        )
     done = write_target(plan, made, out, calibrated_on=rows.told, distilled=distilled, replace=True)
     after = sum(path.stat().st_size for path in done.path.glob("*.safetensors"))
     say(f"{len(plan.schemes)} matrices quantised, {len(plan.kept)} kept")
