@@ -6,7 +6,9 @@ layer that adds nothing, rows in another order, a map of nearly the whole vocabu
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 from envelopes import wrap
 
-from paceline.draft import Draft, read_draft, resolve_draft
-from paceline.endpoint import Answer, Request
+from paceline.data import build_requests, read_prompts
+from paceline.draft import Draft, read_draft, read_native_draft, resolve_draft
+from paceline.endpoint import Answer, Request, Sampling
 from paceline.serve import build_plan, start
-from paceline.target import TargetFacts
+from paceline.target import TargetFacts, read_target
+from paceline.train.families.mtp_weights import read_native_head
 from paceline.validate import validate_draft
 
 pytestmark = pytest.mark.engine
@@ -150,3 +154,41 @@ def test_odd_folders_draft_like_the_plain_one(
     for name in ("plain", "wrapped"):
         for ours, theirs in zip(accepted[name], accepted["bundled"], strict=True):
             assert abs(ours - theirs) <= 1, accepted
+
+
+def test_the_second_layer_of_an_mtp_head_never_runs(tmp_path: Path) -> None:
+    """Not even beside a target that counts two: filled with NaN it costs memory and nothing else.
+
+    So a head of two layers is served as it is meant at K = 1 alone.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    pocket = read_target("pocket")
+    place = tmp_path / "target"
+    shutil.copytree(pocket.path, place)
+    config = json.loads((place / "config.json").read_text())
+    inner = config.get("text_config", config)
+    inner["mtp_num_hidden_layers"] = 2
+    (place / "config.json").write_text(json.dumps(config))
+    head = read_native_head(pocket)
+    for name, value in list(head.items()):
+        if name.startswith("mtp.layers.0."):
+            head[name.replace("layers.0", "layers.1")] = torch.full_like(value, float("nan"))
+    native = read_native_draft(pocket)
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**native.config, "mtp_num_hidden_layers": 2}))
+    save_file(head, folder / "model.safetensors", metadata={"format": "pt"})
+    draft = dataclasses.replace(native, path=folder, is_native=False)
+    plan = build_plan(read_target(place), draft, device="cpu", num_speculative_tokens=2)
+    prompts = read_prompts("held-out").prompts[::12]
+    requests = build_requests(prompts, pocket, Sampling(max_tokens=24), thinking="off")
+    with start(plan, log_path=tmp_path / "engine.log") as endpoint:
+        answers = list(endpoint.generate(requests, concurrency=1))
+        memory = endpoint.memory()
+    both = [taken for answer in answers for taken in answer.per_step_accepted or ()]
+    assert both.count(2) > 10, "the second token of a step is good, so no NaN made it"
+    assert memory is not None
+    one_layer = sum(t.num_bytes for name, t in native.tensors.items() if "layers.0" in name)
+    assert memory.weights_bytes > native.files_bytes + 0.9 * one_layer, "loaded all the same"
