@@ -30,6 +30,7 @@ _LONG = (
     "test_serve_front",
     "test_serve",
     "test_validate_run",
+    "test_second_boot",
     "test_trained_equals_served",
     "test_block_drafts",
     "test_quantize",
