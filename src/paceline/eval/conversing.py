@@ -6,7 +6,6 @@ say whether an answer was cut.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 from paceline.data import ChatTokenizer, Thinking
 from paceline.endpoint import Answer, Endpoint, Request, Sampling
 from paceline.errors import EngineError, PlanError
-from paceline.eval.openai_server import _connect, _unreachable
+from paceline.eval.openai_server import exchange
 
 __all__ = ["Converse", "Reply", "converse_endpoint", "converse_server", "strip_thinking"]
 
@@ -139,21 +138,10 @@ def converse_server(
         }
         if thinking != "none":
             body["chat_template_kwargs"] = {"enable_thinking": thinking == "on"}
-        connection, path = _connect(url)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request(
-                "POST", f"{path}/chat/completions", json.dumps(body).encode(), headers
-            )
-            response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as problem:
-            raise _unreachable(url, problem) from None
-        finally:
-            connection.close()
-        if response.status != 200:
+        status, data = exchange(url, "POST", "/chat/completions", body)
+        if status != 200:
             raise EngineError(
-                f"the server answered {response.status}: {data[:300].decode(errors='replace')}",
+                f"the server answered {status}: {data[:300].decode(errors='replace')}",
                 where=url,
                 fix="Check the model's name, and that question and answer fit its context.",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,25 +17,18 @@ from paceline.endpoint import Request
 from paceline.errors import EngineError, PlanError
 from paceline.eval.bench import Ask, Timing
 
-__all__ = ["ask_server", "complete_ids", "find_model"]
+__all__ = ["ask_server", "complete_ids", "exchange", "find_model"]
 
 _TIMEOUT_S = 600.0
 
 
 def find_model(url: str) -> str:
     """Name of the first model that the server serves."""
-    connection, path = _connect(url)
+    status, body = exchange(url, "GET", "/models")
     try:
-        connection.request("GET", f"{path}/models")
-        response = connection.getresponse()
-        body = response.read()
-        names = [row["id"] for row in json.loads(body)["data"]] if response.status == 200 else []
-    except (OSError, http.client.HTTPException) as problem:
-        raise _unreachable(url, problem) from None
+        names = [row["id"] for row in json.loads(body)["data"]] if status == 200 else []
     except (ValueError, KeyError, TypeError):
         names = []
-    finally:
-        connection.close()
     if not names:
         raise EngineError(
             "the server names no model",
@@ -80,18 +73,8 @@ def ask_server(url: str, model: str) -> Ask:
 
 def complete_ids(url: str, model: str, request: Request) -> tuple[list[int], str]:
     """(tokens of the answer, why it ended) from a server that hands out token ids, as vLLM does."""
-    connection, path = _connect(url)
-    data = json.dumps({**_build_body(model, request), "return_token_ids": True}).encode()
-    try:
-        connection.request(
-            "POST", f"{path}/completions", data, {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as problem:
-        raise _unreachable(url, problem) from None
-    finally:
-        connection.close()
+    asked = {**_build_body(model, request), "return_token_ids": True}
+    _, body = exchange(url, "POST", "/completions", asked)
     try:
         choice = json.loads(body)["choices"][0]
         return [int(token) for token in choice["token_ids"]], str(choice["finish_reason"])
@@ -155,6 +138,25 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict):
             yield event
+
+
+def exchange(
+    url: str, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, bytes]:
+    """(status, whole answer) of one request. Raises EngineError where nobody answers."""
+    connection, root = _connect(url)
+    data: bytes | None = None
+    headers: dict[str, str] = {}
+    if body is not None:
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    try:
+        connection.request(method, root + path, data, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as problem:
+        raise _unreachable(url, problem) from None
+    finally:
+        connection.close()
 
 
 def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
