@@ -5,7 +5,7 @@ tensors, config = to_gptq(tensors, group_size=32)   # quantization_config beside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,42 +44,51 @@ def _is_packed(name: str, tensor: Tensor) -> bool:
     return name.endswith("_proj.weight") and len(tensor[1]) == 2
 
 
-def to_gptq(
-    tensors: Mapping[str, Tensor], *, group_size: int = 32
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every projection packed along its inputs; the other tensors as they are."""
+def _pack_each(
+    tensors: Mapping[str, Tensor],
+    group_size: int,
+    pack: Callable[[NDArray[Any]], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Every projection as scales and what `pack` makes of its codes; the other tensors as are."""
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not _is_packed(name, tensor):
             made[name] = tensor
             continue
-        stem = name.removesuffix(".weight")
         codes, scales = _round(_decode(tensor), group_size)
+        parts = {"scales": ("BF16", scales.shape, encode_bf16(scales)), **pack(codes)}
+        made |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in parts.items()}
+    return made
+
+
+def to_gptq(
+    tensors: Mapping[str, Tensor], *, group_size: int = 32
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every projection packed along its inputs; the other tensors as they are."""
+
+    def pack(codes: NDArray[Any]) -> dict[str, Tensor]:
         inputs, outputs = codes.shape
-        made[f"{stem}.qweight"] = _pack(codes, 0, tuple(range(_PACKED)))
-        made[f"{stem}.scales"] = ("BF16", scales.shape, encode_bf16(scales))
         zeros = np.full((inputs // group_size, outputs), 7, dtype="<u4")  # stored less one
-        made[f"{stem}.qzeros"] = _pack(zeros, 1, tuple(range(_PACKED)))
         index = (np.arange(inputs) // group_size).astype("<i4")
-        made[f"{stem}.g_idx"] = ("I32", index.shape, index.tobytes())
+        return {
+            "qweight": _pack(codes, 0, tuple(range(_PACKED))),
+            "qzeros": _pack(zeros, 1, tuple(range(_PACKED))),
+            "g_idx": ("I32", index.shape, index.tobytes()),
+        }
+
     settings = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": True}
-    return made, {"quant_method": "gptq", "checkpoint_format": "gptq", **settings}
+    config = {"quant_method": "gptq", "checkpoint_format": "gptq", **settings}
+    return _pack_each(tensors, group_size, pack), config
 
 
 def to_awq(
     tensors: Mapping[str, Tensor], *, group_size: int = 32
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every projection packed along its outputs, in AWQ's order; zero points of eight."""
-    made: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if not _is_packed(name, tensor):
-            made[name] = tensor
-            continue
-        stem = name.removesuffix(".weight")
-        codes, scales = _round(_decode(tensor), group_size)
-        made[f"{stem}.qweight"] = _pack(codes, 1, _AWQ_ORDER)
-        made[f"{stem}.scales"] = ("BF16", scales.shape, encode_bf16(scales))
+
+    def pack(codes: NDArray[Any]) -> dict[str, Tensor]:
         zeros = np.full((codes.shape[0] // group_size, codes.shape[1]), 8, dtype="<u4")
-        made[f"{stem}.qzeros"] = _pack(zeros, 1, _AWQ_ORDER)
+        return {"qweight": _pack(codes, 1, _AWQ_ORDER), "qzeros": _pack(zeros, 1, _AWQ_ORDER)}
+
     settings = {"bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
-    return made, {"quant_method": "awq", **settings}
+    return _pack_each(tensors, group_size, pack), {"quant_method": "awq", **settings}

@@ -41,8 +41,7 @@ def add_run(
 
     run_tokens: length of the long prompt; None is the contest's context, as far as the target has
     positions. quiet: says nothing on the way. by_hand: as in validate_draft. Raises PlanError
-    without a target, or for
-    run_tokens without run.
+    without a target, or for run_tokens without run.
     """
     from paceline.draft import MASK_EMBEDDING, read_draft
     from paceline.rules import read_rules
