@@ -12,6 +12,7 @@ import collections
 import contextlib
 import ctypes
 import json
+import multiprocessing.process
 import os
 import queue
 import signal
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 __all__ = ["main"]
@@ -32,6 +34,7 @@ class _Channel:
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
+        os.register_at_fork(after_in_child=lambda: os.close(fd))  # else its end is not seen
         self._file = os.fdopen(fd, "w", encoding="utf-8")
         self._lock = threading.Lock()
         self._last_beat = 0.0
@@ -62,7 +65,8 @@ class _Parent:
             threading.Thread(target=work, daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin:
+        # not sys.stdin: vLLM forks its engine, and the fork closes that, waiting for its lock
+        for line in os.fdopen(os.dup(0)):
             self.messages.put(json.loads(line))
         self._end()
 
@@ -265,11 +269,28 @@ def _device_name(platform: Any) -> str:
     return str(platform.get_device_name())
 
 
+@contextlib.contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """Works in the staging folder, which is gone later, so that the models' paths are the same in
+    every start: vLLM finds what it compiled before by a hash that holds them."""
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(folder)
+    # where a process that Python spawns begins
+    multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
 def _serve(channel: _Channel, parent: _Parent) -> NoReturn:
     plan = parent.messages.get()
     channel.send("beat", phase="importing vLLM")
-    engine = _Engine(plan["engine_args"], plan["eos_token_ids"])
-    channel.send("ready", facts=engine.facts())
+    with _inside(plan["folder"]):
+        engine = _Engine(plan["engine_args"], plan["eos_token_ids"])
+        facts = engine.facts()
+    channel.send("ready", facts=facts)
     while True:
         message = parent.messages.get()
         operation = message["op"]

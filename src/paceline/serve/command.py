@@ -15,14 +15,15 @@ from paceline.serve.plan import Plan
 __all__ = ["build_command", "build_server_env", "format_command"]
 
 
-def build_command(plan: Plan, *, staging: Path, listen: Sequence[str]) -> list[str]:
+def build_command(plan: Plan, *, folder: Path, listen: Sequence[str]) -> list[str]:
     """The command that serves a plan. `vllm serve` is not used: the CPU wheel cannot run it.
 
+    folder: where target and draft lie; Path() when it runs there, as `resolve_engine_args` wants.
     listen: the server's own options for its address.
     """
     command = [engine_python(), "-m", "vllm.entrypoints.openai.api_server", *listen]
     command += ["--served-model-name", plan.target.name]
-    for name, value in resolve_engine_args(plan, staging).items():
+    for name, value in resolve_engine_args(plan, folder).items():
         if name == "disable_log_stats":
             continue  # on is the server's default
         flag = "--" + name.replace("_", "-")
@@ -45,6 +46,8 @@ def build_server_env(plan: Plan) -> dict[str, str]:
         del env["VLLM_ENABLE_V1_MULTIPROCESSING"], env["OMP_NUM_THREADS"]
         cores = sorted(os.sched_getaffinity(0))[: plan.num_threads]
         env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
+    else:
+        env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # the server's own process has threads
     return env
 
 
@@ -62,13 +65,7 @@ def format_command(plan: Plan, *, host: str = "127.0.0.1", port: int = 8000) -> 
         f"{name}={shlex.quote(value)}" for name, value in sorted(build_server_env(plan).items())
     ]
     listen = ("--host", host, "--port", str(port))
-    command = build_command(plan, staging=Path("$STAGING"), listen=listen)
-    lines.append(" ".join([*words, *(_quote(word) for word in command)]))
+    lines.append('cd "$STAGING"')
+    command = build_command(plan, folder=Path(), listen=listen)
+    lines.append(" ".join([*words, *(shlex.quote(word) for word in command)]))
     return "\n".join(lines)
-
-
-def _quote(word: str) -> str:
-    if "$STAGING" not in word:
-        return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

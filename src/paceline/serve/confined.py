@@ -16,7 +16,7 @@ from paceline.serve.checks import check_plan
 from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.install import engine_python
 from paceline.serve.plan import Plan
-from paceline.serve.process import EngineProcess, build_child_env
+from paceline.serve.process import EngineProcess, build_child_env, find_cache
 from paceline.serve.sandbox import (
     Sandbox,
     SandboxWatch,
@@ -26,7 +26,7 @@ from paceline.serve.sandbox import (
 )
 from paceline.serve.staging import make_staging, remove_staging
 
-__all__ = ["build_sandbox", "lend_cache", "open_confined"]
+__all__ = ["build_sandbox", "lend_caches", "open_confined"]
 
 _GIB = 2**30
 _SILENCE_S = 180.0
@@ -52,7 +52,7 @@ def open_confined(
         sandbox = build_sandbox(plan, staging, time_s=time_s, memory_bytes=memory_bytes)
         env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, "VLLM_CACHE_ROOT": str(lend_cache(staging))},
+            env={**env, **lend_caches(staging, plan.device)},
             log_path=Path(log_path),
             wrap=lambda command: wrap_command(command, sandbox),
         )
@@ -106,13 +106,20 @@ def _memory_limit(plan: Plan) -> int:
     return 4 * _GIB + 3 * sum(sizes) + 6 * draft_bytes + 2 * int(cache)
 
 
-def lend_cache(staging: Path) -> Path:
-    """A copy of what vLLM knows of its own model classes: inside it can be read, not written."""
-    stated = os.environ.get("VLLM_CACHE_ROOT")
-    known = Path(stated) if stated else Path.home() / ".cache" / "vllm"
-    lent = staging / "vllm-cache"
+def lend_caches(staging: Path, device: str) -> dict[str, str]:
+    """Environment variables for copies of what vLLM knows of its own model classes, which inside
+    can be read and not written, and on a GPU of the kernels that were tuned before."""
+    known, lent = find_cache(), staging / "vllm-cache"
+    env = {"VLLM_CACHE_ROOT": str(lent)}
     with storage_errors(lent):
         lent.mkdir()
         if (known / "modelinfos").is_dir():
             shutil.copytree(known / "modelinfos", lent / "modelinfos")
-    return lent
+        if device == "cuda":
+            kernels = Path(os.environ.get("TRITON_CACHE_DIR") or known / "triton")
+            copy = staging / "scratch" / "triton"
+            env["TRITON_CACHE_DIR"] = str(copy)
+            # before the first engine, or while another writes there
+            with contextlib.suppress(FileNotFoundError, shutil.Error):
+                shutil.copytree(kernels, copy)
+    return env

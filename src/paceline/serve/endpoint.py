@@ -25,12 +25,16 @@ _START_S = {"cpu": 300.0, "cuda": 900.0}
 _SILENCE_S = 120.0
 
 
-def resolve_engine_args(plan: Plan, staging: Path) -> dict[str, Any]:
-    """The plan's engine arguments with the names of target and draft turned into paths."""
+def resolve_engine_args(plan: Plan, folder: Path) -> dict[str, Any]:
+    """The plan's engine arguments with the names of target and draft turned into paths.
+
+    folder: Path() for an engine that works in its staging folder. Its models then have the same
+    paths whenever they are the same, and vLLM finds what it compiled for them.
+    """
     args = dict(plan.engine_args)
-    args["model"] = str(staging / args["model"])
+    args["model"] = str(folder / args["model"])
     if plan.draft_name is not None:
-        path = str(staging / plan.draft_name)
+        path = str(folder / plan.draft_name)
         args["speculative_config"] = {**args["speculative_config"], "model": path}
     return args
 
@@ -117,7 +121,8 @@ def await_facts(
     """
     process.request(
         {
-            "engine_args": resolve_engine_args(plan, staging),
+            "folder": str(staging),
+            "engine_args": resolve_engine_args(plan, Path()),
             "eos_token_ids": list(plan.target.eos_token_ids),
         }
     )

@@ -1,6 +1,7 @@
-"""What engines are forked from: python -m paceline.serve.fork_server --fd N.
+"""What engines are forked from: python -m paceline.serve.fork_server --fd N --device cpu|cuda.
 
-Importing vLLM takes ten seconds of an engine's twelve on a CPU. This process has done it once,
+Importing vLLM takes ten seconds of an engine's twelve on a CPU, and twice seventeen on a GPU, where
+the engine has a process of its own. This process has done it once,
 computes nothing itself and has one thread, so that a fork finds no lock of another; each fork is
 paceline.serve.child as if just started. N is a socket of whole messages: in comes one request with
 the engine's standard input, log and pipe of events; out go {"pid": …} and, when it has ended,
@@ -29,22 +30,25 @@ _LOADED = (
     "paceline.serve.child",
     "paceline.serve.inspector",
     "vllm.engine.arg_utils",
-    "vllm.model_executor.models.llama_eagle3",
-    "vllm.model_executor.models.qwen3_5_mtp",
     "vllm.v1.engine.llm_engine",
     "vllm.v1.metrics.reader",
+)
+# not on a GPU: modules with kernels ask its driver, and CUDA does not outlive a fork
+_LOADED_ON_CPU = (
+    "vllm.model_executor.models.llama_eagle3",
+    "vllm.model_executor.models.qwen3_5_mtp",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.worker.cpu_worker",
 )
 
 
-def _load() -> None:
-    for name in _LOADED:
+def _load(device: str) -> None:
+    for name in (*_LOADED, *(_LOADED_ON_CPU if device == "cpu" else ())):
         with contextlib.suppress(ImportError):  # an engine that needs it says so in its own log
             importlib.import_module(name)
 
 
-def _become(request: dict[str, Any], fds: list[int]) -> NoReturn:
+def _become(request: dict[str, Any], fds: list[int], added: dict[str, str]) -> NoReturn:
     """The rest of this process is one engine."""
     from paceline.serve import child
 
@@ -58,7 +62,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> NoReturn:
         os.close(log)
         sys.stdin = os.fdopen(0)
         os.environ.clear()
-        os.environ.update(request["env"])
+        os.environ.update({**added, **request["env"]})
         sys.argv = ["paceline.serve.child", *request["words"], "--fd", str(events)]
         child.main()
     except SystemExit as end:
@@ -67,7 +71,8 @@ def _become(request: dict[str, Any], fds: list[int]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(line: socket.socket) -> None:
+def _serve(line: socket.socket, added: dict[str, str]) -> None:
+    """added: what the imports set in the environment, and set once."""
     running: dict[int, int] = {}  # the descriptor that tells of its end -> pid
     while True:
         for fd in select.select([line.fileno(), *running], [], [])[0]:
@@ -84,7 +89,7 @@ def _serve(line: socket.socket) -> None:
             if pid == 0:
                 for other in (line.detach(), *running):
                     os.close(other)
-                _become(json.loads(data), sent)
+                _become(json.loads(data), sent, added)
             for other in sent:
                 os.close(other)
             running[os.pidfd_open(pid)] = pid
@@ -94,11 +99,15 @@ def _serve(line: socket.socket) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    line = socket.socket(fileno=parser.parse_args().fd)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    options = parser.parse_args()
+    line = socket.socket(fileno=options.fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _load()
+    before = dict(os.environ)
+    _load(options.device)
+    added = {name: value for name, value in os.environ.items() if name not in before}
     with contextlib.suppress(OSError):  # the other end is gone
-        _serve(line)
+        _serve(line, added)
 
 
 if __name__ == "__main__":

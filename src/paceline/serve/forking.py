@@ -24,10 +24,10 @@ _KILLED = -9
 
 
 class _Server:
-    """One started fork server, for engines of one number of threads."""
+    """One started fork server, for engines of one device and one number of threads."""
 
     def __init__(self, env: Mapping[str, str], log: BinaryIO) -> None:
-        self.threads = env["OMP_NUM_THREADS"]
+        self.kind = _kind(env)
         self.codes: dict[int, int] = {}
         self._lock = threading.Lock()
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -35,9 +35,9 @@ class _Server:
         if path := os.environ.get("PYTHONPATH"):  # not an engine's, whose folder goes away
             own["PYTHONPATH"] = path
         with other:
-            command = [sys.executable, "-m", "paceline.serve.fork_server", "--fd"]
+            command = [sys.executable, "-m", "paceline.serve.fork_server"]
             self._process = subprocess.Popen(
-                [*command, str(other.fileno())],
+                [*command, "--fd", str(other.fileno()), "--device", self.kind[0]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -113,11 +113,18 @@ class ForkedEngine:
 
 
 _current: _Server | None = None
+_turn = threading.Lock()
+
+
+def _kind(env: Mapping[str, str]) -> tuple[str, str | None]:
+    """(device, threads): what an engine takes over from the process it is forked from."""
+    device = "cpu" if env.get("CUDA_VISIBLE_DEVICES") == "" else "cuda"
+    return device, env.get("OMP_NUM_THREADS")
 
 
 def prepare_forks(env: Mapping[str, str]) -> None:
     """Starts the fork server: ready, or nearly so, when the first engine is wanted."""
-    with open(os.devnull, "ab") as log:
+    with _turn, open(os.devnull, "ab") as log:
         _find_server(env, log)
 
 
@@ -126,27 +133,27 @@ def fork_engine(
 ) -> ForkedEngine | None:
     """An engine forked from this process's fork server, which the first call starts.
 
-    words: what paceline.serve.child is told, without its pipe of events, which is `writer`. env:
-    names OMP_NUM_THREADS. None when there is no forking here: the engine is then started as a
-    command. Not from two threads at once.
+    words: what paceline.serve.child is told, without its pipe of events, which is `writer`. None
+    when there is no forking here: the engine is then started as a command.
     """
-    server = _find_server(env, log)
-    reader, stdin = os.pipe()
-    try:
-        request = {"words": list(words), "env": dict(env)}
-        pid = server.fork(request, (reader, log.fileno(), writer))
-    finally:
-        os.close(reader)
-    if pid is None:
-        os.close(stdin)
-        _close()
-        return None
-    return ForkedEngine(server, pid, open(stdin, "wb"))
+    with _turn:
+        server = _find_server(env, log)
+        reader, stdin = os.pipe()
+        try:
+            request = {"words": list(words), "env": dict(env)}
+            pid = server.fork(request, (reader, log.fileno(), writer))
+        finally:
+            os.close(reader)
+        if pid is None:
+            os.close(stdin)
+            _close()
+            return None
+        return ForkedEngine(server, pid, open(stdin, "wb"))
 
 
 def _find_server(env: Mapping[str, str], log: BinaryIO) -> _Server:
     global _current
-    if _current is not None and not (_current.alive and _current.threads == env["OMP_NUM_THREADS"]):
+    if _current is not None and not (_current.alive and _current.kind == _kind(env)):
         _close()
     if _current is None:
         _current = _Server(env, log)

@@ -7,6 +7,7 @@ is counted by its shape.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from paceline.serve.pool import measure_pool
@@ -19,6 +20,7 @@ class Inspector:
 
     def paceline_facts(self) -> dict[str, Any]:
         """What the worker built: runner class and draft model class."""
+        os.chdir("/")  # the folder of the models goes away once this is known
         runner = self.model_runner  # type: ignore[attr-defined]
         draft = _draft_model(runner)
         return {

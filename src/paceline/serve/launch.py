@@ -31,7 +31,7 @@ def launch_server(
 
     listen: the server's own options for its address. It ends when this process is gone.
     """
-    command = build_command(plan, staging=staging, listen=listen)
+    command = build_command(plan, folder=Path(), listen=listen)
     # the guard runs vLLM's own module and ends it when this process is gone
     command[2:2] = ["paceline.serve.guard"]
     command += ["--disable-uvicorn-access-log"]
@@ -43,6 +43,7 @@ def launch_server(
         process = subprocess.Popen(
             command,
             env=build_child_env(build_server_env(plan), staging),
+            cwd=staging,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

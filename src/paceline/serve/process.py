@@ -24,8 +24,16 @@ from paceline.serve.forking import ForkedEngine, fork_engine, prepare_forks
 from paceline.serve.install import engine_python, find_device
 from paceline.serve.plan import build_env
 
-__all__ = ["EngineProcess", "build_child_env", "end_session", "session_members", "start_ahead"]
+__all__ = [
+    "EngineProcess",
+    "build_child_env",
+    "end_session",
+    "find_cache",
+    "session_members",
+    "start_ahead",
+]
 
+_CACHES = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TRITON_CACHE_DIR")
 _KEPT_VLLM = ("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_LOGGING_LEVEL")
 
 
@@ -40,9 +48,16 @@ def build_child_env(plan_env: Mapping[str, str], staging: Path) -> dict[str, str
     if not library.exists():
         library.mkdir()
         (library / "paceline").symlink_to(Path(paceline.__file__).resolve().parent)
-    before = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = f"{library}{os.pathsep}{before}" if before else str(library)
+    before = [str(Path(p).absolute()) for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    env["PYTHONPATH"] = os.pathsep.join([str(library), *before])
     return env
+
+
+def find_cache() -> Path:
+    """The folder of vLLM's own caches, as its environment variables name it."""
+    if stated := os.environ.get("VLLM_CACHE_ROOT"):
+        return Path(stated).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm"
 
 
 def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
@@ -51,19 +66,23 @@ def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("VLLM_") or name in _KEPT_VLLM
     }
+    for name in _CACHES:  # an engine works in another folder
+        if name in kept:
+            kept[name] = str(Path(kept[name]).absolute())
+    if plan_env.get("CUDA_VISIBLE_DEVICES") != "":
+        # else each configuration tunes its kernels anew: 68 s of a hybrid's start
+        kept.setdefault("TRITON_CACHE_DIR", str(find_cache() / "triton"))
     return {**kept, **plan_env, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def start_ahead(device: str | None) -> None:
     """Lets vLLM be imported while the caller still prepares what it will ask an engine.
 
-    For engines on a CPU with a thread for each core; otherwise, or without vLLM here, nothing.
+    For engines on a CPU with a thread for each core and on a GPU; without vLLM here, nothing.
     """
-    if (device or find_device()) != "cpu" or engine_python() != sys.executable:
-        return
-    if importlib.util.find_spec("vllm") is not None:
+    if engine_python() == sys.executable and importlib.util.find_spec("vllm") is not None:
         threads = len(os.sched_getaffinity(0))
-        prepare_forks(_own_env(build_env("cpu", "v1", threads)))
+        prepare_forks(_own_env(build_env(device or find_device(), "v1", threads)))
 
 
 def session_members(session: int) -> list[int]:
@@ -105,8 +124,10 @@ def _start(
 ) -> subprocess.Popen[bytes] | ForkedEngine:
     words = []
     alone = env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-    if alone and wrap is None and engine_python() == sys.executable:
-        forked = fork_engine(["--die-with-parent"], env=env, log=log, writer=writer)
+    if wrap is None and engine_python() == sys.executable:
+        forked = fork_engine(
+            ["--die-with-parent"] if alone else [], env=env, log=log, writer=writer
+        )
         if forked is not None:
             return forked
     if alone and threading.current_thread() is threading.main_thread():

@@ -18,7 +18,7 @@ from paceline.draft import Draft
 from paceline.endpoint import Answer, EngineFacts, MemoryFacts, Request
 from paceline.errors import DraftError, EngineError, PlanError
 from paceline.serve.checks import check_plan
-from paceline.serve.confined import build_sandbox, lend_cache
+from paceline.serve.confined import build_sandbox, lend_caches
 from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.plan import Plan, build_plan
 from paceline.serve.process import EngineProcess, build_child_env
@@ -125,7 +125,7 @@ def _booted(
         seen.doing = "starting"
         env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, "VLLM_CACHE_ROOT": str(lend_cache(staging))},
+            env={**env, **lend_caches(staging, plan.device)},
             log_path=log_path,
             wrap=lambda command: wrap_command(command, sandbox),
         )

@@ -174,7 +174,7 @@ def test_nothing_is_left_in_the_temporary_folder(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    play_vllm("print(receive()['engine_args']['model'], flush=True)\nsend('ready', facts=FACTS)\n")
+    play_vllm("print(receive()['folder'], flush=True)\nsend('ready', facts=FACTS)\n")
     with begin(plain_plan, tmp_path) as endpoint:
         assert not list(temporary.iterdir())
         endpoint.close()

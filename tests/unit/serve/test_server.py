@@ -25,22 +25,24 @@ def test_the_printed_command_is_what_a_shell_runs(
     python = tmp_path / "python"
     python.write_text(
         "#!/usr/bin/env python3\nimport json, os, sys\n"
-        f"open({str(shown)!r}, 'w').write(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+        f"open({str(shown)!r}, 'w').write("
+        "json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))\n"
     )
     python.chmod(0o755)
     monkeypatch.setenv("PACELINE_VLLM_PYTHON", str(python))
     draft = make_draft('it\'s a "draft"')
     plan = build_plan(make_target(), draft, device="cpu", num_threads=1)
     subprocess.run(["sh", "-ec", format_command(plan, port=8123)], check=True, cwd=tmp_path)
-    arguments, env = json.loads(shown.read_text())
+    arguments, env, folder = json.loads(shown.read_text())
     assert arguments[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert arguments[arguments.index("--port") + 1] == "8123"
     assert "--no-enable-prefix-caching" in arguments
     assert "--no-trust-remote-code" in arguments
     speculative = json.loads(arguments[arguments.index("--speculative-config") + 1])
     assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle3", 3)
-    assert (Path(speculative["model"]) / "model.safetensors").read_bytes() == b"draft weights"
-    target = Path(arguments[arguments.index("--model") + 1])
+    weights = Path(folder, speculative["model"], "model.safetensors")
+    assert weights.read_bytes() == b"draft weights"
+    target = Path(folder, arguments[arguments.index("--model") + 1])
     assert (target / "model.safetensors").read_bytes() == b"weights"
     assert "," not in env["VLLM_CPU_OMP_THREADS_BIND"]
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
