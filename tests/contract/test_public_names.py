@@ -359,6 +359,7 @@ NAMES: dict[str, list[str]] = {
         "read_recipe",
         "recipe_sha256",
         "replay_draft",
+        "require_free",
         "special_tokens",
         "store_states",
         "train_draft",

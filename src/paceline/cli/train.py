@@ -54,8 +54,10 @@ def train(
 ) -> None:
     """Train a draft for a target."""
     from paceline.target import read_target
-    from paceline.train import launch_training, read_recipe, world_size
+    from paceline.train import launch_training, read_recipe, require_free, world_size
 
+    if world_size() == 1:
+        require_free(out, resume=resume)
     if world_size() == 1 and (nproc_per_node, nnodes, meet_at) != (1, 1, None):
         require_clean(data, read_target(target))
         read_recipe(recipe)

@@ -3,6 +3,7 @@
 from paceline.train.entry import replay_draft, store_states, train_draft
 from paceline.train.launch import current_rank, launch_training, world_size
 from paceline.train.observe import DraftRun, open_draft_run
+from paceline.train.places import require_free
 from paceline.train.recipe import (
     DraftShape,
     Init,
@@ -39,6 +40,7 @@ __all__ = [
     "read_recipe",
     "recipe_sha256",
     "replay_draft",
+    "require_free",
     "special_tokens",
     "store_states",
     "train_draft",

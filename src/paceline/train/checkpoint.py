@@ -29,7 +29,6 @@ from paceline.train.sharding import spread, whole
 
 __all__ = [
     "Checkpoint",
-    "checkpoint_path",
     "read_checkpoint",
     "remove_checkpoint",
     "require_room",
@@ -53,12 +52,6 @@ class Checkpoint:
     totals: dict[str, Any]
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
-
-
-def checkpoint_path(out_dir: str | Path) -> Path:
-    """Beside the draft folder, since a draft folder holds a draft and nothing else."""
-    out_dir = Path(out_dir)
-    return out_dir.with_name(out_dir.name + ".checkpoint")
 
 
 def require_room(path: Path, module: nn.Module) -> None:

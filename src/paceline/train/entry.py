@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import MissingExtraError
 from paceline.target import TargetFacts
+from paceline.train.launch import world_size
+from paceline.train.places import require_free
 from paceline.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def train_draft(
     DraftError, StorageError; Ctrl-C leaves a checkpoint.
     """
     _require_extra("training")
+    if world_size() == 1:  # several processes say it together, once they have met
+        require_free(out_dir, resume=resume)
     from paceline.train.loop import run_training
 
     return run_training(

@@ -23,12 +23,11 @@ import torch
 from torch import nn
 
 from paceline.draft import Draft, write_draft
-from paceline.errors import PacelineError, RecipeError, StorageError
+from paceline.errors import PacelineError, RecipeError
 from paceline.target import TargetFacts
 from paceline.train.batches import batch_order
 from paceline.train.checkpoint import (
     Checkpoint,
-    checkpoint_path,
     read_checkpoint,
     remove_checkpoint,
     require_room,
@@ -39,6 +38,7 @@ from paceline.train.checkpoint import (
 from paceline.train.families.eagle3_weights import export_tensors
 from paceline.train.features import keep_ends, load_frozen_target
 from paceline.train.launch import world_size
+from paceline.train.places import checkpoint_path, require_free
 from paceline.train.prepare import BatchSource
 from paceline.train.ranks import Ranks, find_device, open_ranks, stop_requests
 from paceline.train.recipe import Recipe, learning_rate
@@ -102,7 +102,7 @@ def run_training(
         )
     with open_ranks(find_device(device)) as ranks:
         if ranks.is_first:
-            _require_free(out_dir, resume=resume)
+            require_free(out_dir, resume=resume)
         setup = build_setup(recipe, target=target, data_dir=data_dir, states_dir=states_dir)
         checkpoint = read_checkpoint(checkpoint_path(out_dir), run=setup.run) if resume else None
         ranks.require_same({**setup.run, "checkpoint": checkpoint.step if checkpoint else None})
@@ -319,17 +319,3 @@ def _no_memory(problem: Exception, largest: int, recipe: Recipe) -> PacelineErro
         fix="Set optim.tokens_per_part below that (the result stays the same), lower "
         "optim.feature_cache_bytes, or spread the target with --sharded-target.",
     )
-
-
-def _require_free(out_dir: Path, *, resume: bool) -> None:
-    if out_dir.exists():
-        raise StorageError(
-            "already exists", where=str(out_dir), fix="Choose another --out, or remove it first."
-        )
-    path = checkpoint_path(out_dir)
-    if path.exists() and not resume:
-        raise RecipeError(
-            "an unfinished training lies beside --out",
-            where=str(path),
-            fix="Go on with --resume, or remove that folder to start again.",
-        )

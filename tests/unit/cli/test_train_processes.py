@@ -85,3 +85,32 @@ def test_settings_that_cannot_work_start_nothing(
         launch_training(
             ["train"], num_processes=2, num_machines=num_machines, meet_at=meet_at, device="cpu"
         )
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        ("draft", "already exists"),
+        ("draft.checkpoint", "an unfinished training lies beside --out"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--nproc-per-node", "2")])
+def test_a_place_that_is_taken_is_told_before_torch(
+    places: list[str], tmp_path: Path, left: str, words: str, more: tuple[str, ...]
+) -> None:
+    (tmp_path / left).mkdir()
+    script = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            os.write(2, b'torch is looked for')\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "from paceline.cli import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *places, *more], capture_output=True, text=True, check=False
+    )
+    assert words in done.stderr
+    assert done.returncode
+    assert "torch is looked for" not in done.stderr
