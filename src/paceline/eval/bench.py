@@ -75,9 +75,9 @@ class Timing:
 Ask = Callable[[Request], Timing]
 
 
-def ask_endpoint(endpoint: Endpoint) -> Ask:
-    """One request at a time to a started engine."""
-    return lambda request: read_timing(endpoint.generate([request])[0])
+def ask_endpoint(endpoint: Endpoint, *, on_answer: Callable[[Answer], None] | None = None) -> Ask:
+    """One request at a time to a started engine; on_answer gets each answer, warm-up included."""
+    return lambda request: read_timing(endpoint.generate([request], on_answer=on_answer)[0])
 
 
 def read_timing(answer: Answer) -> Timing:

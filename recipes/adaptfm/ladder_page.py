@@ -1,0 +1,149 @@
+"""A ladder as a table: on the terminal after a run, and as a section of docs/results/adaptfm.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ResultError
+from paceline.records import read_json, write_text
+
+__all__ = ["build_rows", "ladder_section", "print_table", "write_section"]
+
+BEGIN, END = "<!-- ladder: written by ladder.py --render -->", "<!-- ladder: end -->"
+NOT_MEASURED = "not measured"
+
+
+def write_section(ladder: Path, page: Path) -> None:
+    """Puts the ladder between the page's two marks. Raises ResultError where they are not."""
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ResultError("has no place for the ladder", where=str(page), expected=f"{BEGIN} {END}")
+    found = read_json(ladder)
+    write_text(page, f"{before}{BEGIN}\n{ladder_section(found, ladder.name)}{END}{after}")
+
+
+def ladder_section(ladder: Mapping[str, Any], name: str) -> str:
+    """Markdown: speed-ups of every rung, then their times, a part of the ladder each."""
+    versions = ladder["provenance"]["versions"]
+    lines = [
+        f"One run on {ladder['machine']}, {ladder['num_requests']} requests a regime, one at a"
+        f" time, unique prompts; torch {versions.get('torch') or NOT_MEASURED}."
+        f" Every number: `bench/results/{name}`.",
+        "",
+    ]
+    for part, found in ladder["parts"].items():
+        lines += [f"### {part}, {found['weights'].partition(':')[0]} weights", "", *_about(found)]
+        heads, *rows = build_rows(found)
+        lines += [_markdown(heads), _markdown(["---"] * len(heads))]
+        lines += [_markdown(row) for row in rows]
+        missing = [row for row in found["rungs"] if "reason" in row]
+        lines += ["", *(f"* `{row['name']}`: {row['reason']}" for row in missing)]
+        lines += [""] * bool(missing)
+        heads, *rows = build_times(found)
+        lines += [_markdown(heads), _markdown(["---"] * len(heads))]
+        lines += [*(_markdown(row) for row in rows), ""]
+    return "\n".join(lines)
+
+
+def _about(part: Mapping[str, Any]) -> list[str]:
+    said = "" if part["weights"] == "real" else f"Weights are {part['weights']}. "
+    if part["tiny"]:
+        said += "Tiny lengths: a trial of the command, no result. "
+    measured = [row for row in part["rungs"] if row.get("speedup")]
+    if not measured:
+        return [f"{said}Nothing was measured.", ""]
+    best = max(measured, key=lambda row: row["speedup"]["mean"])
+    said += f"Best: `{best['name']}`, {_interval(best['speedup'])} times the baseline."
+    return [said, ""]
+
+
+def build_rows(part: Mapping[str, Any]) -> list[list[str]]:
+    """Speed-ups over the baseline, head row first; what the rung alone gave is over `on`."""
+    regimes = _regimes(part)
+    rows = [["rung", "on", "change", *regimes, "mean (95 %)", "alone", "same text"]]
+    for row in part["rungs"]:
+        if "reason" in row:
+            continue
+        same, gave = row["same_texts"], row["gave"]
+        rows.append(
+            [
+                row["name"],
+                row["over"] or "",
+                row["change"],
+                *(f"{ratio:.2f}" for ratio in row["speedup"]["regimes"]),
+                _interval(row["speedup"]) if row["over"] else "1",
+                "" if gave is None else _interval(gave),
+                "" if same is None else f"{same[0]} of {same[1]}",
+            ]
+        )
+    return rows
+
+
+def build_times(part: Mapping[str, Any]) -> list[list[str]]:
+    """Medians with their intervals, head row first."""
+    rows = [
+        ["rung", "prompt:new", "ms", "TTFT ms", "TPOT ms", "tau", "J a token", "host ms a step"]
+    ]
+    for row in part["rungs"]:
+        host = (row.get("host") or {}).get("host_ms")
+        for number, record in enumerate(row.get("regimes", ())):
+            rows.append(
+                [
+                    row["name"] if not number else "",
+                    f"{record['prompt_tokens']}:{record['new_tokens']}",
+                    _median(record["latency_ms"], 0),
+                    _median(record["ttft_ms"], 1),
+                    _median(record["tpot_ms"], 2),
+                    _number(record["tau"], 2),
+                    _number(record["energy_j_per_token"], 3),
+                    "" if number else _number(host, 2),
+                ]
+            )
+    return rows
+
+
+def print_table(ladder: Mapping[str, Any]) -> None:
+    """What build_rows says, in columns."""
+    for part, found in ladder["parts"].items():
+        print(f"\n{part}: {_about(found)[0]}")
+        rows = [row[:2] + row[3:] for row in build_rows(found)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+        for row in found["rungs"]:
+            if "reason" in row:
+                print(f"{row['name']}: {row['reason']}")
+
+
+def _regimes(part: Mapping[str, Any]) -> list[str]:
+    for row in part["rungs"]:
+        if "reason" not in row:
+            return [f"{one['prompt_tokens']}:{one['new_tokens']}" for one in row["regimes"]]
+    return []
+
+
+def _interval(found: Mapping[str, float | None]) -> str:
+    if found["low"] is None:
+        return f"{found['mean']:.2f}"
+    return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def _median(found: Mapping[str, float | None], digits: int) -> str:
+    middle, low, high = found["median"], found["low"], found["high"]
+    if middle is None:
+        return NOT_MEASURED
+    if low is None:
+        return f"{middle:,.{digits}f}"
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOT_MEASURED if value is None else f"{value:.{digits}f}"
+
+
+def _markdown(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
