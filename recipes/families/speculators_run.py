@@ -3,7 +3,7 @@
     PYTHON speculators_run.py STEPS.jsonl [--on-cpu] OPTION …
 
 Its own metrics give the tokens of a step; --max-steps is made to end the run at that step.
---on-cpu lets it run where there is no accelerator, which it asks for in four places: for trials.
+--on-cpu lets it run where there is no accelerator, which it asks for in five places: for trials.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def run_on_cpu() -> None:
     torch.accelerator.current_accelerator = lambda *args, **kwargs: place
     torch.accelerator.synchronize = lambda *args: None
     torch.accelerator.is_available = lambda: False
+    torch.cpu.empty_cache = lambda: None
     trainer.get_local_rank = lambda: place
 
 

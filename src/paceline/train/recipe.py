@@ -89,9 +89,10 @@ class DraftShape:
     num_layers: Medusa's residual layers a head, a draft model's or DFlash's layers; 1. one_head:
     Medusa's heads end in one output matrix. trains_head: that matrix is trained too, not kept as
     the target's. own_head: a draft model has an output matrix beside its embeddings. parallel: an
-    EAGLE-3 draft fills all K slots in one pass (P-EAGLE). mask_token_id: the token in slots still
-    to come. causal: a slot of a DFlash block does not see later ones. sliding_window: places that
-    a DFlash layer sees.
+    EAGLE-3 draft fills all K slots in one pass (P-EAGLE). norm_before_fc, fc_norm: its taps are
+    normed together, or each. norm_output: its later steps read its normed output. mask_token_id:
+    the token in slots still to come. causal: a slot of a DFlash block does not see later ones.
+    sliding_window: places that a DFlash layer sees.
     """
 
     num_speculative_tokens: int
@@ -102,6 +103,9 @@ class DraftShape:
     head_dim: int | None = None
     aux_layer_ids: tuple[int, ...] | None = None
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     num_layers: int | None = None
     one_head: bool = True
     trains_head: bool = True
@@ -180,8 +184,9 @@ class Recipe:
         value = dataclasses.asdict(self)
         del value["path"]
         value["init"]["from"] = value["init"].pop("from_")
-        for table, key in (("init", "layers"), ("loss", "pace_alpha")):  # only where they are set
-            if value[table][key] is None:
+        later = [("draft", name) for name in ("norm_before_fc", "fc_norm", "norm_output")]
+        for table, key in (("init", "layers"), ("loss", "pace_alpha"), *later):
+            if value[table][key] in (None, False):  # only where they are set
                 del value[table][key]
         result: dict[str, Any] = json.loads(json.dumps(value))
         return result
@@ -207,6 +212,9 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "position_weights": list,
     "aux_layer_ids": list,
     "norm_before_residual": bool,
+    "norm_before_fc": bool,
+    "fc_norm": bool,
+    "norm_output": bool,
     "one_head": bool,
     "trains_head": bool,
     "own_head": bool,

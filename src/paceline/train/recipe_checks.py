@@ -23,9 +23,10 @@ INIT_WORDS: dict[str, tuple[str, ...]] = {
 }
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _TAPPED = ("draft_vocab_size", *_SIZES, "aux_layer_ids", "mask_token_id")
+_EAGLE3_NORMS = ("norm_before_fc", "fc_norm", "norm_output")
 # the keys of [draft] that each family reads beside num_speculative_tokens
 _SHAPE_KEYS: dict[str, tuple[str, ...]] = {
-    "eagle3": (*_TAPPED, "norm_before_residual", "parallel"),
+    "eagle3": (*_TAPPED, "norm_before_residual", *_EAGLE3_NORMS, "parallel"),
     "medusa": ("num_layers", "one_head", "trains_head"),
     "draft_model": ("num_layers", "hidden_size", *_SIZES, "own_head"),
     "dflash": (*_TAPPED, "num_layers", "causal", "sliding_window"),
@@ -171,6 +172,9 @@ def _check_family(recipe: Recipe, where: str) -> None:
                 f"only {', '.join(('num_speculative_tokens', *read))}",
             )
     _check_mask(recipe, where)
+    if recipe.draft.norm_output and (recipe.draft.parallel or recipe.num_unrolled == 1):
+        what = "has no effect where no step reads an earlier one's output"
+        raise wrong_key(where, "draft.norm_output", what, "no such key")
     source, layers = recipe.init.from_, recipe.init.layers
     if layers is not None and (source != "target-layers" or not layers):
         raise wrong_key(

@@ -23,7 +23,7 @@ from paceline.draft import Draft
 from paceline.errors import DraftError, ResultError
 from paceline.target import TargetFacts
 from paceline.train.families.eagle3_weights import load_draft_tensors
-from paceline.train.families.module import DraftModule
+from paceline.train.families.module import DraftModule, TappedDraft
 from paceline.train.families.table import FAMILIES
 from paceline.train.features import FrozenTarget, load_frozen_target
 
@@ -98,13 +98,15 @@ def load_draft_module(draft: Draft) -> DraftModule:
         )
     module = FAMILIES[draft.family].build_module(draft.config)
     tensors = load_draft_tensors(draft)
+    if isinstance(module, TappedDraft):
+        module.adopt_ends(tensors)
     odd = sorted(set(tensors) ^ set(module.state_dict()))
     if odd:
         what = "has no place for" if odd[0] in tensors else "needs"
         raise DraftError(
             f"the draft cannot be replayed: Paceline's own forward {what} tensor '{odd[0]}'",
             where=str(draft.path),
-            expected="a draft of the shape that Paceline trains, embeddings shared",
+            expected="a draft of a shape that Paceline trains",
         )
     module.load_state_dict(tensors)
     return module.eval().requires_grad_(False)

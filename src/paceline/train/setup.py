@@ -83,7 +83,7 @@ class Setup:
         taken = start_module(family, module, start)
         if source in INIT_WORDS:
             return module, taken
-        start_from_draft(module, read_draft(resolve_draft(source)))
+        start_from_draft(module, read_draft(resolve_draft(source)), frozen, self.config)
         return module, sorted(module.state_dict())
 
     def metadata(

@@ -73,6 +73,17 @@ class Naive:
         prenorm = residual + w["midlayer.mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
         return rms(prenorm, w["norm.weight"], eps), prenorm
 
+    def combine(self, taps: Tensor) -> Tensor:
+        w, eps = self.w, self.c["rms_norm_eps"]
+        if self.c.get("norm_before_fc"):
+            taps = rms(taps, w["input_norm.weight"], eps)
+        if self.c.get("fc_norm"):
+            parts = [
+                rms(part, w[f"fc_norm.{i}.weight"], eps) for i, part in enumerate(taps.chunk(3))
+            ]
+            taps = torch.cat(parts)
+        return w["fc.weight"] @ taps
+
 
 def naive_masked(naive: Naive, text: list[int], features: Tensor, base: int) -> list[Tensor]:
     """P-EAGLE: the later slots read the mask token and the one learned state."""
@@ -82,7 +93,7 @@ def naive_masked(naive: Naive, text: list[int], features: Tensor, base: int) -> 
         inside = place <= base
         token = text[place + 1] if inside else MASK
         state = features[place] if inside else naive.w["mask_hidden"][0]
-        normed, _ = naive.step(token, naive.w["fc.weight"] @ state, place)
+        normed, _ = naive.step(token, naive.combine(state), place)
         if place >= base:
             outputs.append(normed)
     return outputs
@@ -93,8 +104,7 @@ def naive_draft(
 ) -> tuple[list[Tensor], list[int]]:
     naive.keys, naive.values = [], []
     for place in range(base + 1):
-        hidden = naive.w["fc.weight"] @ features[place]
-        normed, prenorm = naive.step(text[place + 1], hidden, place)
+        normed, prenorm = naive.step(text[place + 1], naive.combine(features[place]), place)
     outputs, ids = [normed], []
     for later in range(1, K + 1):
         if head is not None:
@@ -104,21 +114,36 @@ def naive_draft(
             break
         place = base + 1 + later
         token = ids[-1] if head is not None else (text[place] if place < len(text) else 0)
-        normed, prenorm = naive.step(token, prenorm, base + later)
+        passed = normed if naive.c.get("norm_output") else prenorm
+        normed, prenorm = naive.step(token, passed, base + later)
         outputs.append(normed)
     return outputs, ids
 
 
 @pytest.mark.parametrize("own_tokens", [False, True])
 @pytest.mark.parametrize(
-    ("before", "vocab", "rotary"), [(False, 64, 1.0), (True, 64, 0.5), (False, 40, 1.0)]
+    ("before", "vocab", "rotary", "norms"),
+    [
+        (False, 64, 1.0, ()),
+        (True, 64, 0.5, ()),
+        (False, 40, 1.0, ()),
+        (True, 40, 1.0, ("norm_before_fc", "norm_output")),  # as speculators writes them
+        (False, 64, 1.0, ("fc_norm",)),
+        (False, 64, 0.5, ("norm_before_fc", "fc_norm", "norm_output")),
+    ],
 )
 def test_unroll_equals_naive_reference(
-    target: TargetFacts, before: bool, vocab: int, rotary: float, own_tokens: bool
+    target: TargetFacts,
+    before: bool,
+    vocab: int,
+    rotary: float,
+    norms: tuple[str, ...],
+    own_tokens: bool,
 ) -> None:
     config = build_eagle3_config(
         target, aux_layer_ids=[1, 2, 3], draft_vocab_size=vocab, norm_before_residual=before
     )
+    config |= dict.fromkeys(norms, True)
     config["rope_parameters"] = {**config["rope_parameters"], "partial_rotary_factor": rotary}
     torch.manual_seed(0)
     module = build_module(config).double()
@@ -150,11 +175,14 @@ def test_unroll_equals_naive_reference(
                 assert [int(p[row, column]) for p in proposed] == ids
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_parallel_unroll_equals_naive_reference(target: TargetFacts, before: bool) -> None:
+@pytest.mark.parametrize(("before", "normed"), [(False, False), (True, False), (False, True)])
+def test_parallel_unroll_equals_naive_reference(
+    target: TargetFacts, before: bool, normed: bool
+) -> None:
     config = build_eagle3_config(
         target, aux_layer_ids=[1, 2, 3], norm_before_residual=before, mask_token_id=MASK
     )
+    config |= {"norm_before_fc": normed, "fc_norm": normed}
     torch.manual_seed(0)
     module = build_module(config).double()
     with torch.no_grad():
@@ -189,13 +217,6 @@ def test_state_dict_names_are_the_file_names(target: TargetFacts) -> None:
         "midlayer.self_attn.v_proj.weight",
         "norm.weight",
     ]
-
-
-@pytest.mark.parametrize("flag", ["norm_before_fc", "fc_norm", "norm_output"])
-def test_flags_the_forward_does_not_compute_are_refused(target: TargetFacts, flag: str) -> None:
-    config = build_eagle3_config(target, aux_layer_ids=[1, 2, 3])
-    with pytest.raises(DraftError, match=flag):
-        build_module({**config, flag: True})
 
 
 def test_other_rope_types_are_refused(target: TargetFacts) -> None:

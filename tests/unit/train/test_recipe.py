@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import make_recipe
@@ -120,3 +121,23 @@ _OTHERS = ("forecast", "adaptfm")  # plans of runs by shape, settings of systems
 )
 def test_recipes_of_this_repository_are_recipes(path: Path) -> None:
     assert read_recipe(path).path == str(path)
+
+
+def test_norms_of_eagle3_are_written_only_where_they_are_set() -> None:
+    """So that checkpoints and records from before they were there stay what they are."""
+    plain, normed = make_recipe(), make_recipe(draft__norm_before_fc=True, draft__norm_output=True)
+    assert "norm_before_fc" not in plain.as_dict()["draft"]
+    assert normed.as_dict()["draft"]["norm_output"] is True
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draft__norm_output": True, "draft__num_speculative_tokens": 1},
+        {"draft__norm_output": True, "draft__parallel": True, "draft__mask_token_id": 63},
+        {"family": "mtp", "draft__aux_layer_ids": None, "draft__norm_before_fc": True},
+    ],
+)
+def test_a_norm_without_effect_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="has no effect"):
+        make_recipe(**changes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,19 +146,49 @@ def test_simulation_takes_the_steps_a_server_takes(draft: Draft, target: TargetF
     assert simulate_draft(draft, target, [([5, 6], [7])], dtype="float32") == [()]
 
 
-def test_a_draft_of_another_shape_is_refused_by_name(draft: Draft, tmp_path: Path) -> None:
-    """vLLM serves embeddings of the draft's own; the trainer's forward has the target's."""
-    import shutil
+def test_ends_of_the_drafts_own_are_read(draft: Draft, target: TargetFacts, tmp_path: Path) -> None:
+    """Equal to the target's they change nothing; others change what is drafted."""
+    from safetensors.torch import load_file, save_file
 
+    frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
+    tensors = load_file(str(Path(draft.path) / "model.safetensors"))
+    shared = frozen.embedding_VD.to(torch.bfloat16).contiguous()
+    texts = [([5, 6, 7], list(range(8, 40)))]
+    found: list[Any] = []
+    for name, rows in (("same", shared), ("other", shared.flip(0).contiguous())):
+        shutil.copytree(draft.path, tmp_path / name)
+        own = {**tensors, "embed_tokens.weight": rows}
+        save_file(own, str(tmp_path / name / "model.safetensors"), metadata={"format": "pt"})
+        found.append(simulate_draft(read_draft(tmp_path / name), target, texts, dtype="float32"))
+        _, states = propose(
+            load_draft_module(read_draft(tmp_path / name)),
+            frozen,
+            ids=[*texts[0][0], *texts[0][1]],
+            bases=list(range(2, 30)),
+            aux_layer_ids=draft.config["eagle_aux_hidden_state_layer_ids"],
+            num_speculative_tokens=3,
+        )
+        found.append(states)
+    plain = simulate_draft(draft, target, texts, dtype="float32")
+    assert found[0] == plain
+    assert not torch.allclose(found[1], found[3])
+
+
+def test_a_draft_of_another_shape_is_refused_by_name(draft: Draft, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     path = tmp_path / "own"
     shutil.copytree(draft.path, path)
     tensors = load_file(str(path / "model.safetensors"))
-    own = {**tensors, "embed_tokens.weight": torch.zeros(64, 32, dtype=torch.bfloat16)}
-    save_file(own, str(path / "model.safetensors"), metadata={"format": "pt"})
-    with pytest.raises(DraftError, match=r"has no place for tensor .embed_tokens"):
+    second = {n.replace("midlayer", "layers.1"): t for n, t in tensors.items() if "midlayer" in n}
+    # later layers read the stream alone
+    second = {n: t[..., :32].clone() if t.shape[-1] == 64 else t.clone() for n, t in second.items()}
+    save_file({**tensors, **second}, str(path / "model.safetensors"), metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(DraftError, match=r"has no place for tensor .layers\.1"):
         load_draft_module(read_draft(path))
+    (path / "config.json").write_text(json.dumps(config))
     rotary = {"midlayer.self_attn.rotary_emb.inv_freq": torch.zeros(4)}  # vLLM drops it
     save_file({**tensors, **rotary}, str(path / "model.safetensors"), metadata={"format": "pt"})
     load_draft_module(read_draft(path))

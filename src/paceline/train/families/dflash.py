@@ -28,7 +28,7 @@ from paceline.draft import build_contract, read_dflash_attention, read_mask_toke
 from paceline.errors import DraftError
 from paceline.train.families.eagle3 import Norm
 from paceline.train.families.layers import Linear, Mlp, config_number, read_rope, rotate
-from paceline.train.families.module import DraftModule
+from paceline.train.families.module import TappedDraft
 
 __all__ = ["Dflash", "build_module"]
 
@@ -113,7 +113,7 @@ class Layer(nn.Module):
         return stream + self.mlp(self.post_attention_layernorm(stream))  # type: ignore[no-any-return]
 
 
-class Dflash(DraftModule):
+class Dflash(TappedDraft):
     """The draft: `fc` and `hidden_norm` over the taps, the layers, a final norm."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -137,25 +137,13 @@ class Dflash(DraftModule):
             for window, causal in read_dflash_attention(config)
         )
         self.norm = Norm(width, eps)
-        self.lm_head: Linear | None = None
-        self.d2t: Tensor | None = None
         if "draft_vocabulary" in sizes.flags:
-            rows = numbers["draft_vocab_size"]
-            self.lm_head = Linear(width, rows, bias=False)
-            del self.d2t
-            self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
+            self.open_vocabulary(width, numbers["draft_vocab_size"])
         if "own_width" in sizes.flags:
             raise DraftError(
                 "the draft has a width of its own; Paceline trains and replays the target's width",
                 where="config.json: hidden_size",
             )
-
-    def output_heads(self, target_head_VD: Tensor) -> list[Tensor]:
-        return [target_head_VD if self.lm_head is None else self.lm_head.weight]
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """d2t is an offset: target id = i + d2t[i]."""
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
     def unroll(
         self,
@@ -173,7 +161,7 @@ class Dflash(DraftModule):
         places_BNS = bases_BN[..., None] + 1 + slots
         ids_BNS = torch.full_like(places_BNS, self.mask_token_id)
         ids_BNS[..., 0] = tokens_BT.gather(1, bases_BN + 1)
-        stream = F.embedding(ids_BNS, embedding_VD).to(dtype)
+        stream = F.embedding(ids_BNS, self.embeddings(embedding_VD)).to(dtype)
         for layer in self.layers:
             stream = layer(stream, context_BTD, places_BNS, bases_BN)
         outputs = list(self.norm(stream[:, :, 1:]).unbind(2))

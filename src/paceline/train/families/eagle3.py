@@ -2,12 +2,13 @@
 
 For a text x and the base position t (the last position whose target features are known), the draft
 reads token x[t+1] and the features of t, at rope position t, and predicts x[t+2]. Step j > 0 reads
-the token just predicted, its own previous *pre-norm* output, at rope position t+j, and predicts
-x[t+2+j]. Keys and values of positions <= t are always those of step 0 (target features); a step
-also sees the keys of its own steps 1..j. `unroll` computes that for many bases at once.
+the token just predicted, its own previous *pre-norm* output (post-norm with `norm_output`), at rope
+position t+j, and predicts x[t+2+j]. Keys and values of positions <= t are always those of step 0
+(target features); a step also sees the keys of its own steps 1..j. `unroll` computes that for many
+bases at once.
 
 A parallel draft (P-EAGLE, `mask_token_id` in the config) does it in one pass: step j > 0 reads the
-mask token and `fc(mask_hidden)`, whatever came before.
+mask token and `combine(mask_hidden)`, whatever came before.
 
 Shapes: B rows, T tokens, F = num_aux * target hidden, N bases a row, D hidden, H heads, G KV heads,
 E head width. Numbers: weights are float32 masters cast to the features' dtype where they are used;
@@ -35,7 +36,7 @@ from paceline.train.families.layers import (
     rotate,
     take,
 )
-from paceline.train.families.module import DraftModule
+from paceline.train.families.module import TappedDraft
 
 __all__ = ["Eagle3", "build_module"]
 
@@ -109,43 +110,41 @@ class MidLayer(nn.Module):
         return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
 
 
-class Eagle3(DraftModule):
+class Eagle3(TappedDraft):
     """The draft: an `fc` over the taps, the layer, a final norm, and an output matrix or none."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         width = int(config_number(config, "hidden_size"))
-        for flag in ("norm_before_fc", "fc_norm", "norm_output"):
-            if config.get(flag):
-                raise DraftError(
-                    f"'{flag}' is set; Paceline trains and replays drafts without it",
-                    where="config.json",
-                )
         sizes = read_eagle3_sizes(config)  # as vLLM counts taps and tokens where none are stated
         num_aux = sizes.num_aux_hidden_states
         source = int(config.get("target_hidden_size") or width)
+        eps = float(config["rms_norm_eps"])
+        self.input_norm = Norm(num_aux * source, eps) if sizes.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(Norm(source, eps) for _ in range(num_aux)) if sizes.fc_norm else None
+        )
         self.fc = Linear(num_aux * source, width, bias=False)
         self.midlayer = MidLayer(config)
-        self.norm = Norm(width, float(config["rms_norm_eps"]))
+        self.norm = Norm(width, eps)
+        self.norm_output = config.get("norm_output") is True
         mask = read_mask_token_id(config)
         self.mask_token_id = None if mask is None else int(mask)
         if self.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, num_aux * source))
         draft_vocab = sizes.draft_vocab_size
-        self.lm_head: Linear | None = None
-        self.d2t: Tensor | None
         if draft_vocab != int(config_number(config, "vocab_size")):
-            self.lm_head = Linear(width, draft_vocab, bias=False)
-            self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
-        else:
-            self.d2t = None
+            self.open_vocabulary(width, draft_vocab)
 
-    def output_heads(self, target_head_VD: Tensor) -> list[Tensor]:
-        return [target_head_VD if self.lm_head is None else self.lm_head.weight]
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """d2t is an offset: target id = i + d2t[i]."""
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+    def combine(self, taps: Tensor) -> Tensor:
+        """Tapped layers side by side [.., F] as one state [.., D]; normed first where asked for."""
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if self.fc_norm is not None:
+            chunks = taps.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
+            taps = torch.cat(normed, dim=-1)
+        return self.fc(taps)  # type: ignore[no-any-return]
 
     def unroll(
         self,
@@ -166,11 +165,12 @@ class Eagle3(DraftModule):
         this draft just proposed (replay), as the server does.
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
+        embedding_VD = self.embeddings(embedding_VD)
         num_rows, length = tokens_BT.shape
         dtype, device = features_BTF.dtype, features_BTF.device
         places_BT = torch.arange(length, device=device).expand(num_rows, length)
         # step 0: keys and values of every position
-        hidden_BTD = self.fc(features_BTF)
+        hidden_BTD = self.combine(features_BTF)
         inputs_BT = F.pad(tokens_BT[:, 1:], (0, 1))
         embeds_BTD = F.embedding(inputs_BT, embedding_VD).to(dtype)
         joined_BTD, residual_BTD = layer.enter(embeds_BTD, hidden_BTD)
@@ -200,7 +200,7 @@ class Eagle3(DraftModule):
                 continue
             ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
             embeds = F.embedding(ids, embedding_VD).to(dtype)
-            joined, residual = layer.enter(embeds, prenorm)
+            joined, residual = layer.enter(embeds, normed if self.norm_output else prenorm)
         return outputs, proposed
 
     def _masked(
@@ -209,7 +209,8 @@ class Eagle3(DraftModule):
         """What every later step of every base reads: (attention input [B,N,2D], residual)."""
         assert self.mask_token_id is not None
         embeds_1D = embedding_VD[self.mask_token_id].to(dtype)[None]
-        joined_1D, residual_1D = self.midlayer.enter(embeds_1D, self.fc(self.mask_hidden.to(dtype)))
+        masked_1D = self.combine(self.mask_hidden.to(dtype))
+        joined_1D, residual_1D = self.midlayer.enter(embeds_1D, masked_1D)
         shape = (*bases_BN.shape, -1)
         return joined_1D.expand(shape), residual_1D.expand(shape)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 from paceline.draft import Draft, build_contract, dequantize_tensors, read_tensors
 from paceline.errors import RecipeError
 from paceline.train.families.eagle3 import Eagle3
-from paceline.train.families.module import DraftModule
+from paceline.train.families.module import DraftModule, TappedDraft
 from paceline.train.features import FrozenTarget
 
 # Model types whose norms scale by 1 + weight; a Llama draft's norms scale by the weight.
 _CENTRED_NORMS = ("qwen3_5", "qwen3_next")
+# what no tensor shows
+_MEANINGS = ("norm_before_residual", "norm_output")
 
 __all__ = [
     "export_tensors",
@@ -96,10 +99,29 @@ def load_draft_tensors(draft: Draft) -> dict[str, Tensor]:
     }
 
 
-def start_from_draft(module: DraftModule, draft: Draft) -> None:
-    """Copies a folder's weights; every shape must be the recipe's. Raises RecipeError."""
+def start_from_draft(
+    module: DraftModule, draft: Draft, frozen: FrozenTarget, config: Mapping[str, Any]
+) -> None:
+    """Copies a folder's weights; every shape must be the recipe's. Raises RecipeError.
+
+    Ends that the folder holds and that are the target's own, number for number, stay shared.
+    """
+    for key in _MEANINGS:
+        if bool(draft.config.get(key)) != bool(config.get(key)):
+            raise RecipeError(
+                f"the draft to start from has {key} = {json.dumps(bool(draft.config.get(key)))}, "
+                "the recipe has not",
+                where=str(draft.path),
+                expected="a draft that computes what it was trained to",
+                fix=f"Give [draft] the same {key}.",
+            )
     tensors = load_draft_tensors(draft)
+    ends = {"embed_tokens.weight": frozen.embedding_VD, "lm_head.weight": frozen.head_VD}
     state: dict[str, Any] = module.state_dict()
+    for name, shared in ends.items() if isinstance(module, TappedDraft) else ():
+        given = None if name in state else tensors.get(name)
+        if given is not None and torch.equal(given, shared.to(given.device, given.dtype)):
+            del tensors[name]
     for name, tensor in state.items():
         given = tensors.get(name)
         if given is None or given.shape != tensor.shape:

@@ -116,7 +116,7 @@ def _name_tokens(module: eagle3.Eagle3 | dflash.Dflash, start: Start) -> None:
 
 
 def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
-    return build_eagle3_config(
+    config = build_eagle3_config(
         target,
         aux_layer_ids=_choose_taps(recipe, target),
         draft_vocab_size=recipe.draft.draft_vocab_size,
@@ -124,6 +124,8 @@ def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
         mask_token_id=recipe.draft.mask_token_id,
         **_sizes(recipe),
     )
+    norms = ("norm_before_fc", "fc_norm", "norm_output")
+    return config | {name: True for name in norms if getattr(recipe.draft, name)}
 
 
 def _eagle3_start(module: eagle3.Eagle3, start: Start) -> list[str]:
