@@ -180,7 +180,7 @@ class Part:
 
     def _measure(self, todo: Sequence[Rung], has_time: Callable[[], bool]) -> None:
         ready: list[tuple[Rung, Opener]] = []
-        for rung in todo:
+        for rung in todo if has_time() else ():
             try:
                 ready.append((rung, self._prepare(rung)))
             except PacelineError as problem:
@@ -242,6 +242,8 @@ class Part:
             num_answers=self.options.answers,
         )
         made = Path(steps.target)
+        for row in steps.open_rows:
+            say(f"open: {row}")
         for command in steps.commands[:2] if not made.exists() else ():
             say("paceline " + " ".join(command))
             if subprocess.run([*PACELINE, *command]).returncode:
