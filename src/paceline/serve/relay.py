@@ -22,6 +22,7 @@ __all__ = ["GaveUp", "Whole", "ask_whole", "read_tokenizer", "relay_stream"]
 
 _MAX_ASKS = 3
 _BROKEN = "the server was lost and the answer cannot be continued exactly from here; ask again"
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _FORWARDED = ("content-type", "authorization", "x-request-id", "accept")
 
 
@@ -144,12 +145,10 @@ async def relay_stream(
             break
         if isinstance(outcome, Whole):
             return outcome.build_response(), outcome.outcome, ()
-        for event in stream.last_events():
-            await _write(response, request, event)
-        await _write(response, request, None)
+        await _write(response, request, *stream.last_events(), None)
         return response, outcome, tuple(stream.speculation)
-    await _write(response, request, {"error": {"message": why, "type": "lost", "code": 503}})
-    await _write(response, request, None)
+    lost = {"error": {"message": why, "type": "lost", "code": 503}}
+    await _write(response, request, lost, None)
     return response, "failed", tuple(stream.speculation)
 
 
@@ -166,40 +165,53 @@ async def _relay_events(
 
     Raises LostStream and BrokenStream.
     """
-    async with contextlib.aclosing(_read_events(back, path, request.headers, asked)) as events:
-        async for event in events:
-            if isinstance(event, Whole):
-                if event.status >= 500 and await conductor.report(back):
+    async with contextlib.aclosing(_read_events(back, path, request.headers, asked)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Whole):
+                if piece.status >= 500 and await conductor.report(back):
                     raise LostStream("died before its answer")
                 if response.prepared:
                     raise BrokenStream
-                return event
-            if "error" in event:
+                return piece
+            shown: list[dict[str, Any]] = []
+            error = None
+            try:
+                for event in piece:
+                    if "error" in event:
+                        error = event
+                        break
+                    taken = stream.take(event)
+                    if taken is not None:
+                        shown.append(taken)
+            finally:  # the stream counts as sent what it took
+                await _write(response, request, *shown)
+            if error is not None:
                 if await conductor.report(back):
                     raise LostStream("died")
-                await _write(response, request, event)
+                await _write(response, request, error)
                 return "failed"
-            shown = stream.take(event)
-            if shown is not None:
-                await _write(response, request, shown)
     if not stream.is_finished:
         raise LostStream("ended early")
     return "answered"
 
 
 async def _write(
-    response: web.StreamResponse, request: web.Request, event: dict[str, Any] | None
+    response: web.StreamResponse, request: web.Request, *events: dict[str, Any] | None
 ) -> None:
+    """Sends events in one piece; None is the end of the stream."""
+    if not events:
+        return
     if not response.prepared:
         await response.prepare(request)
-    text = "[DONE]" if event is None else json.dumps(event, ensure_ascii=False)
-    await response.write(f"data: {text}\n\n".encode())
+    texts = ("[DONE]" if event is None else _encode(event) for event in events)
+    await response.write("".join(f"data: {text}\n\n" for text in texts).encode())
 
 
 async def _read_events(
     back: Back, path: str, headers: Mapping[str, str], body: Mapping[str, Any]
-) -> AsyncGenerator[dict[str, Any] | Whole, None]:
-    """The server's events, or its whole answer where it does not stream. Raises LostStream."""
+) -> AsyncGenerator[list[dict[str, Any]] | Whole, None]:
+    """The events that each piece off the socket completes, or the whole answer of a server that
+    does not stream. Raises LostStream."""
     import aiohttp
 
     try:
@@ -210,12 +222,16 @@ async def _read_events(
             if not content_type.startswith("text/event-stream"):
                 yield Whole(status=reply.status, content_type=content_type, body=await reply.read())
                 return
-            async for line in reply.content:
-                text = line.strip()
-                if text == b"data: [DONE]":
+            rest = b""
+            async for piece in reply.content.iter_any():
+                *lines, rest = (rest + piece).split(b"\n")
+                data = [line[6:].strip() for line in lines if line.startswith(b"data: ")]
+                ended = bool(data) and data[-1] == b"[DONE]"
+                events = [json.loads(text.decode()) for text in data[: len(data) - ended]]
+                if events:
+                    yield events
+                if ended:
                     return
-                if text.startswith(b"data: ") and line.endswith(b"\n"):
-                    yield json.loads(text[6:])
     except (aiohttp.ClientError, OSError):
         raise LostStream("the connection broke") from None
 

@@ -117,25 +117,34 @@ async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamRespon
     return web.json_response({"choices": [choice], "metrics": {"speculative_decoding": record}})
 
 
-def streaming(*parts: tuple[list[int], str, str | None], end: str = "well") -> Handler:
+def streaming(
+    *parts: tuple[list[int], str, str | None], end: str = "well", size: int | None = None
+) -> Handler:
     """Streams (ids, text, finish) as vLLM does. end: well, broken (the connection), or told (the
-    error event of an engine that died)."""
+    error event of an engine that died). size: of each piece in bytes, else a piece an event."""
 
     async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        pieces = []
         for ids, text, finish in parts:
             choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": ids}
             choice["prompt_token_ids"] = [1, 2]
-            event = json.dumps({**CHUNK, "choices": [choice]})
-            await response.write(f"data: {event}\n\n".encode())
+            event = json.dumps({**CHUNK, "choices": [choice]}, ensure_ascii=False)
+            pieces.append(f"data: {event}\n\n".encode())
         if end == "told":
-            await response.write(b'data: {"error": {"message": "EngineCore", "code": 500}}\n\n')
+            pieces.append(b'data: {"error": {"message": "EngineCore", "code": 500}}\n\n')
+        if end != "broken":
+            pieces.append(b"data: [DONE]\n\n")
+        if size is not None:
+            whole = b"".join(pieces)
+            pieces = [whole[begin : begin + size] for begin in range(0, len(whole), size)]
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(0)
         if end == "broken":
             assert request.transport is not None
             request.transport.close()
-        else:
-            await response.write(b"data: [DONE]\n\n")
         return response
 
     return handle
@@ -267,8 +276,11 @@ def test_a_request_that_every_server_is_lost_over_is_given_up(play: Callable[...
     play(scene, dies, dies, dies, answer)
 
 
+@pytest.mark.parametrize("size", [None, 1, 100_000])
 @pytest.mark.parametrize("end", ["broken", "told", "well"])
-def test_a_stream_goes_on_where_it_was(end: str, play: Callable[..., None]) -> None:
+def test_a_stream_goes_on_where_it_was(
+    end: str, size: int | None, play: Callable[..., None]
+) -> None:
     async def scene(world: World) -> None:
         world.dead = {0}
         body = {"prompt": "x", "stream": True, "max_tokens": 9, "temperature": 0}
@@ -280,8 +292,60 @@ def test_a_stream_goes_on_where_it_was(end: str, play: Callable[..., None]) -> N
         assert world.count("paceline_streams_continued_total") == 1
 
     # ids of pocket's tokenizer: "I", "'m", " glad", " you"
-    first = streaming(([43], "I", None), end=end)
-    play(scene, first, streaming(([379, 1281, 302], "'m glad you", "length")))
+    first = streaming(([43], "I", None), end=end, size=size)
+    rest = (([379, 1281], "'m glad", None), ([302], " you", "length"))
+    play(scene, first, streaming(*rest, size=size))
+
+
+@pytest.mark.parametrize("size", [None, 1, 7, 100_000])
+def test_a_stream_arrives_whole_however_it_was_cut(
+    size: int | None, play: Callable[..., None]
+) -> None:
+    """Pieces end inside a character and inside a number, or hold several events."""
+    parts = [([43, 44], "né – ", None), ([45], '"[DONE]"', None), ([46], "\n\ndata: ✓", "length")]
+
+    async def scene(world: World) -> None:
+        _, _, text = await world.post({"prompt": "x", "stream": True, "return_token_ids": True})
+        choices = [event["choices"][0] for event in events(text)]
+        assert [(c["token_ids"], c["text"], c["finish_reason"]) for c in choices] == parts
+        assert world.count("paceline_streams_continued_total") == 0
+
+    play(scene, streaming(*parts, size=size))
+
+
+def test_usage_comes_to_who_asked_for_it(play: Callable[..., None]) -> None:
+    async def tells(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        assert body["stream_options"]["include_usage"]  # asked for whatever the client said
+        choice = {"index": 0, "text": "I", "finish_reason": "stop", "token_ids": [43]}
+        usage = {**CHUNK, "choices": [], "usage": {"completion_tokens": 1}}
+        lines = [json.dumps({**CHUNK, "choices": [choice]}), json.dumps(usage), "[DONE]"]
+        text = "".join(f"data: {line}\n\n" for line in lines)
+        return web.Response(text=text, content_type="text/event-stream")
+
+    async def scene(world: World) -> None:
+        body = {"prompt": "x", "stream": True}
+        _, _, text = await world.post(body)
+        assert [event.get("usage") for event in events(text)] == [None]
+        _, _, text = await world.post({**body, "stream_options": {"include_usage": True}})
+        assert [event.get("usage") for event in events(text)] == [None, {"completion_tokens": 1}]
+
+    play(scene, tells)
+
+
+@pytest.mark.parametrize("end", ["abort", "error"])
+def test_what_came_before_a_loss_in_one_piece_is_sent(end: str, play: Callable[..., None]) -> None:
+    """What the stream counts as sent, the client has: the next server goes on after it."""
+
+    async def scene(world: World) -> None:
+        world.dead = {0}
+        _, _, text = await world.post({"prompt": "x", "stream": True, "max_tokens": 9})
+        assert shown(text) == "I'm glad you"
+        assert world.asked[1][2]["prompt"] == [1, 2, 43, 379]
+
+    parts = [([43], "I", None), ([379], "'m", None)]
+    parts += [([], "", "abort")] if end == "abort" else []
+    first = streaming(*parts, end="told" if end == "error" else "well", size=100_000)
+    play(scene, first, streaming(([1281, 302], " glad you", "length")))
 
 
 def test_a_stream_that_cannot_go_on_says_so(play: Callable[..., None]) -> None:
