@@ -35,6 +35,7 @@ __all__ = [
     "replay_draft",
     "simulate_draft",
     "walk_bases",
+    "walk_greedy",
 ]
 
 ReplayText = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -252,10 +253,19 @@ def simulate_draft(
     texts: (prompt_ids, output_ids), greedy by this target. Tokens past the text's end cannot be
     judged and count as rejected; the last step of a text is thus understated.
     """
-    module = load_draft_module(draft).to(device)
     frozen = load_frozen_target(
         target, device=device, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32
     )
+    return walk_greedy(load_draft_module(draft).to(device), frozen, draft, texts)
+
+
+def walk_greedy(
+    module: DraftModule,
+    frozen: FrozenTarget,
+    draft: Draft,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[tuple[int, ...]]:
+    """`simulate_draft` with a target that is loaded already; module: the draft's."""
     width = draft.num_speculative_tokens
     result: list[tuple[int, ...]] = []
     for prompt_ids, output_ids in texts:

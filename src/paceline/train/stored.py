@@ -1,8 +1,8 @@
 """States of a target written to a folder once, and read back in place of running it (data/states).
 
 The file of a run of rows is written whole under another name and then renamed: a stop loses at most
-one file's work. Values are those of a row alone; a batch of padded rows computes the same up to the
-rounding of its matrix products.
+one file's work. Rows of like length are read together, padded on the right: the values are those
+of a row alone up to the rounding of its matrix products, and the same again after a stop.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from paceline.data import Row, StatesPlan, plan_states, read_data_record, read_rows
 from paceline.data.states import FORMAT, RECORD_NAME, require_states_room
 from paceline.errors import DataError
 from paceline.records import build_provenance, read_json, storage_errors, write_json
 from paceline.target import TargetFacts
-from paceline.train.batches import Batch
+from paceline.train.batches import Batch, plan_batches
 from paceline.train.checkpoint import save_tensors
 from paceline.train.features import TextFeatures, load_frozen_target
 from paceline.train.vetting import require_described, require_known_tokens, require_same_target
 
 __all__ = ["StatesRun", "StoredStates", "store_states"]
+
+_ROWS_TOGETHER, _TOKENS_TOGETHER = 256, 8192  # tokens are padded ones
 
 StatesRun = Callable[[Sequence[Row]], Iterable[Tensor]]
 
@@ -117,11 +120,21 @@ def _run_target(target: TargetFacts, plan: StatesPlan, device: str | None) -> St
     frozen = load_frozen_target(target, device=place, dtype=getattr(torch, plan.dtype))
 
     def run(rows: Sequence[Row]) -> Iterator[Tensor]:
-        for row in rows:
-            ids = torch.tensor([row.input_ids[: plan.max_length]], device=place)
-            found = frozen.features(ids, plan.aux_layer_ids)
+        for start in range(0, len(rows), _ROWS_TOGETHER):
+            yield from together(rows[start : start + _ROWS_TOGETHER])
+
+    def together(rows: Sequence[Row]) -> list[Tensor]:
+        ids = [torch.tensor(row.input_ids[: plan.max_length]) for row in rows]
+        states = [torch.empty(0)] * len(rows)
+        lengths = [len(one) for one in ids]
+        for numbers in plan_batches(lengths, tokens_per_batch=_TOKENS_TOGETHER, seed=0):
+            tokens_BT = pad_sequence([ids[n] for n in numbers], batch_first=True).to(place)
+            found = frozen.features(tokens_BT, plan.aux_layer_ids)
             taps = [found.taps_BTF] if plan.aux_layer_ids else []
-            yield torch.cat([*taps, found.final_BTD], -1)[0]
+            states_BTF = torch.cat([*taps, found.final_BTD], -1).cpu()
+            for number, row_TF in zip(numbers, states_BTF, strict=True):
+                states[number] = row_TF[: lengths[number]].clone()
+        return states
 
     return run
 

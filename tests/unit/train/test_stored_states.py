@@ -20,8 +20,9 @@ from paceline.data.states import require_states_room
 from paceline.draft import read_draft
 from paceline.errors import DataError, PacelineError, RecipeError, StorageError
 from paceline.target import TargetFacts
-from paceline.train import store_states, train_draft
+from paceline.train import store_states, stored, train_draft
 from paceline.train.families.eagle3_weights import load_draft_tensors
+from paceline.train.features import load_frozen_target
 from paceline.train.setup import build_setup
 from paceline.train.stored import StatesRun
 from paceline.train.stored import store_states as store
@@ -334,3 +335,31 @@ def test_other_settings_do_not_go_on(copied: Path, target: TargetFacts, data_dir
             dtype="float32",
             max_length=32,
         )
+
+
+def test_rows_read_together_are_as_each_alone(
+    target: TargetFacts, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their own order, whatever was put beside them: windows of 7 rows, 70 padded tokens."""
+    monkeypatch.setattr(stored, "_ROWS_TOGETHER", 7)
+    monkeypatch.setattr(stored, "_TOKENS_TOGETHER", 70)
+    out = tmp_path / "states"
+    stored.store_states(
+        data_dir,
+        target=target,
+        out_dir=out,
+        aux_layer_ids=LAYERS,
+        dtype="float32",
+        max_length=32,
+        device="cpu",
+    )
+    frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
+    written = {}
+    for path in out.glob("*.safetensors"):
+        written |= load_file(path)
+    rows = read_rows(data_dir)
+    assert len(written) == len(rows)
+    for number, row in enumerate(rows):
+        alone = frozen.features(torch.tensor([row.input_ids[:32]]), LAYERS)
+        wanted = torch.cat([alone.taps_BTF, alone.final_BTD], -1)[0]
+        torch.testing.assert_close(written[str(number)], wanted, rtol=1e-4, atol=1e-4)
