@@ -38,7 +38,7 @@ GOALS = {
         thinking="off",
         baseline=None,
         recipes={
-            "eagle3": "pocket/eagle3-narrow.toml",
+            "eagle3": "pocket/eagle3-slim.toml",
             "p-eagle": "pocket/eagle3-parallel.toml",
             "mtp": "pocket/mtp.toml",
             "medusa": "pocket/medusa.toml",

@@ -8,8 +8,10 @@
 Stages: answer the training prompts (once a target), train for --train-minutes, quantise, validate,
 forecast M, measure. Each finished stage lies in WORK and is never done again, so the same command
 goes on where it stopped; at the end of --minutes whatever runs is asked to stop and keeps its
-checkpoint or the answers it has. What a device cannot serve becomes a row with vLLM's reason. The
-record goes to docs/results/families/MACHINE.json, the page beside it. No network.
+checkpoint or the answers it has. `--draft pocket/medusa=PLACE` takes a draft that is there already
+(a folder or a bundled name) in place of training one: its own record says how it was made. What a
+device cannot serve becomes a row with vLLM's reason. The record goes to
+docs/results/families/MACHINE.json, the page beside it. No network.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cells import FORMAT, foresee_bytes, length_by_category, render_table
+from cells import FORMAT, foresee_bytes, length_by_category
 from goals import FAMILIES, GOALS, NOT_QUANTISED, RECIPES
+from page import render_table
 
 from paceline.data import read_prompts
-from paceline.draft import Draft, read_draft
+from paceline.draft import Draft, read_draft, resolve_draft
 from paceline.errors import PacelineError, PlanError
 from paceline.records import build_provenance, read_json, write_json
 from paceline.rules import read_rules
@@ -39,6 +42,7 @@ from paceline.validate import validate_draft
 
 HERE = Path(__file__).resolve().parent
 RESULTS = RECIPES.parent / "docs" / "results"
+_KEPT = ("value", "low", "high", "terms")  # of a score
 
 
 class TimeUpError(Exception):
@@ -107,6 +111,9 @@ def answer(args: argparse.Namespace, runner: Runner, target: str) -> Path:
 
 
 def train(args: argparse.Namespace, runner: Runner, target: str, family: str) -> Path:
+    given = args.draft.get(f"{target}/{family}")
+    if given is not None:
+        return resolve_draft(given)
     out: Path = args.work / target / family / "bf16"
     if not out.exists():
         data = answer(args, runner, target)
@@ -155,10 +162,12 @@ def measure(
         "tau": own["tau"]["value"],
         "memory_bytes": None if memory is None else memory["total_bytes"],
         "tpot_ms": own["tpot_ms"]["median"],
-        "score": None if score is None else {k: score[k] for k in ("value", "low", "high")},
+        "score": None if score is None else {key: score[key] for key in _KEPT},
+        "baseline_tau": found["arms"]["baseline"]["tau"]["value"],
         "withheld": found["withheld"],
         "replay": (found.get("replay") or {}).get("candidate"),
-        "prompts": found["prompts"],
+        "prompts": {key: found["prompts"].get(key) for key in ("sha256", "num_prompts")},
+        "max_tokens": args.max_tokens,
     }
 
 
@@ -212,8 +221,12 @@ def describe(draft: Draft) -> dict[str, Any]:
         "sha256": draft.sha256,
         "num_parameters": draft.num_parameters,
         "files_bytes": draft.files_bytes,
+        "name": draft.metadata.get("name"),
+        "num_steps": trained.get("num_steps"),
         "tokens_seen": trained.get("tokens_seen"),
         "minutes": trained.get("minutes"),
+        "num_rows": trained.get("data", {}).get("num_rows"),
+        "trained_on": trained.get("provenance", {}).get("machine"),
     }
 
 
@@ -226,13 +239,13 @@ def why_not_served(draft: Draft, target: TargetFacts, device: str) -> str | None
     return None
 
 
-def write_few_prompts(work: Path) -> Path:
-    """Two held-out prompts a category."""
-    path = work / "few-prompts.jsonl"
+def write_few_prompts(work: Path, num_per_category: int) -> Path:
+    """The first held-out prompts of each category."""
+    path = work / f"held-out-{num_per_category}.jsonl"
     left: dict[str, int] = {}
     lines = []
     for prompt in read_prompts("held-out").prompts:
-        left[prompt.category] = left.get(prompt.category, 2) - 1
+        left[prompt.category] = left.get(prompt.category, num_per_category) - 1
         if left[prompt.category] >= 0:
             line = {"id": prompt.prompt_id, "category": prompt.category}
             lines.append(json.dumps({**line, "messages": list(prompt.messages)}))
@@ -256,7 +269,9 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=512)
     parser.add_argument("--num-rows", type=int, default=64, help="to calibrate on")
     parser.add_argument("--row-length", type=int, default=512)
+    parser.add_argument("--draft", action="append", default=[], help="TARGET/FAMILY=PLACE")
     parser.add_argument("--prompts", default="held-out")
+    parser.add_argument("--per-category", type=int, help="so many held-out prompts; all")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--no-plain", action="store_true", help="faster; texts not compared")
     parser.add_argument("--tiny", action="store_true", help="a trial on a CPU: no result")
@@ -266,14 +281,18 @@ def read_args() -> argparse.Namespace:
         args.device, args.results = "cpu", args.work
         args.num_prompts, args.answer_tokens, args.concurrency = 48, 64, 8
         args.train_minutes, args.num_rows, args.row_length = 0.25, 8, 128
-        args.max_tokens, args.no_plain = 24, True
+        args.max_tokens, args.no_plain, args.per_category = 24, True, args.per_category or 2
     if args.device is None and not args.render:
         from paceline.serve.install import find_device
 
         args.device = find_device()
+    args.draft = dict(one.split("=", 1) for one in args.draft)
+    for key in args.draft:
+        if key not in {f"{t}/{f}" for t, goal in GOALS.items() for f in goal.recipes}:
+            parser.error(f"--draft {key}: not TARGET/FAMILY of this table")
     args.scheme = args.scheme or ["w4a16", "w8a8"]
     if args.machine is None:
-        args.machine = f"{os.cpu_count()}-cores" if args.device == "cpu" else "one-gpu"
+        args.machine = f"{os.cpu_count()}-cores" if args.device == "cpu" else "one-h200"
     return args
 
 
@@ -288,8 +307,8 @@ def main() -> None:
     if args.render:
         return render_table(folder, page)
     args.work.mkdir(parents=True, exist_ok=True)
-    if args.tiny:
-        args.prompts = str(write_few_prompts(args.work))
+    if args.per_category:
+        args.prompts = str(write_few_prompts(args.work, args.per_category))
     record = folder / f"{args.machine}.json"
     found: dict[str, Any] = read_json(record) if record.exists() else {"cells": {}}
     runner, failed = Runner(args.minutes), 0

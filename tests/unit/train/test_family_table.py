@@ -13,9 +13,18 @@ import pytest
 from tiny import make_data, make_recipe
 
 from paceline.draft import read_draft
+from paceline.rules import read_rules
 from paceline.target import TargetFacts
 from paceline.train import read_recipe, train_draft
 
+TERMS = {
+    name: {"ratio": ratio, "capped_ratio": min(ratio, 2.0), "weight": weight, "points": points}
+    for name, ratio, weight, points in (
+        ("tau", 0.9, 0.5, 45.0),
+        ("memory", 2.5, 0.25, 50.0),
+        ("tpot", 1.0, 0.25, 25.0),
+    )
+}
 RECIPES = Path(__file__).parents[3] / "recipes"
 
 
@@ -32,6 +41,13 @@ def table(cells: Any) -> Any:
     import table
 
     return table
+
+
+@pytest.fixture(scope="module")
+def page(cells: Any) -> Any:
+    import page
+
+    return page
 
 
 def test_length_and_interval_by_hand(cells: Any) -> None:
@@ -101,7 +117,7 @@ def test_every_family_has_a_recipe_of_its_own(table: Any) -> None:
             shorten(recipe, tiny=True)
 
 
-def test_records_of_two_machines_make_one_page(cells: Any, tmp_path: Path) -> None:
+def test_records_of_two_machines_make_one_page(page: Any, tmp_path: Path) -> None:
     folder = tmp_path / "families"
     folder.mkdir()
     draft = {"num_parameters": 5, "files_bytes": 10, "tokens_seen": 7, "minutes": 2.0}
@@ -111,26 +127,35 @@ def test_records_of_two_machines_make_one_page(cells: Any, tmp_path: Path) -> No
         "length": length,
         "memory_bytes": 2_000_000,
         "tpot_ms": 1.5,
-        "score": {"value": 120.0, "low": 110.0, "high": 130.0},
+        "score": {"value": 120.0, "low": 110.0, "high": 130.0, "terms": TERMS},
+        "baseline_tau": 2.9,
         "replay": {"num_agree": 9, "num_steps": 10, "num_near_tie": 1, "num_real": 0},
     }
     full = {"draft": draft, "foreseen_bytes": 2_000_000, "measured": measured}
     refused = {"draft": draft, "reason": "this engine has no kernel for it"}
-    for machine, cell in (("h200", full), ("2-cores", refused)):
-        record = {"machine": machine, "cells": {"pocket/mtp/bf16": cell}}
+    for machine, cell in (("one-h200", full), ("4-cores", refused)):
+        small = {**full, "measured": {**measured, "score": {**measured["score"], "value": 99.0}}}
+        quantised = {"pocket/eagle3/w4a16": full, "pocket/eagle3/w8a8": small}
+        record = {"machine": machine, "cells": {"pocket/mtp/bf16": cell, **quantised}}
         (folder / f"{machine}.json").write_text(json.dumps(record))
-    cells.render_table(folder, tmp_path / "families.md")
-    page = (tmp_path / "families.md").read_text()
-    assert page.count("| mtp | 0.00 M | 0.00 MB | 7 tokens | 2.0 min |") == 1
-    row = next(line for line in page.splitlines() if line.startswith("| mtp | 2.00"))
+    page.render_table(folder, tmp_path / "families.md")
+    text = (tmp_path / "families.md").read_text()
+    assert text.count("| mtp | 0.00 M | 0.00 MB |  |  | 7 | 2.0 |  |") == 1
+    row = next(line for line in text.splitlines() if line.startswith("| mtp | 2.00"))
     assert row == (
         "| mtp | 2.00 (2.00) | 2.50 ± 0.25 | 2.00 | 1.500 | 120.0 (110.0 to 130.0) "
         "| 9 of 10, 1 near tie |"
     )
-    assert "| mtp | not served here |" in page
-    assert "- mtp: this engine has no kernel for it.\n" in page
+    assert "| mtp | not served here |" in text
+    assert "- mtp: this engine has no kernel for it.\n" in text
+    assert "| **eagle3, w4a16** | 2.00" in text
+    assert "| eagle3, w8a8 | 2.00" in text
+    assert "On 2-cores: not measured." in text
+    assert "On one-h200: not measured." not in text
+    assert "Not reached: the best draft here is" in text
+    assert "| memory | 0.25 | 2.500 | 2.000 | 50.0 |" in text
     widths = {}  # a table has as many cells in each row as in its head
-    for line in page.splitlines():
+    for line in text.splitlines():
         if line.startswith("|"):
             widths.setdefault(line.count("|"), []).append(line)
     assert all(len(lines) >= 3 for lines in widths.values()), widths
@@ -162,3 +187,23 @@ def test_cells_of_a_target_begin_with_all_plain_ones(table: Any) -> None:
         ("pocket", "mtp", "w4a16"),
         ("pocket", "dflash", "w4a16"),
     ]
+
+
+def test_what_a_score_needs_by_hand(page: Any) -> None:
+    """0.5 a + 0.25 * 2 + 0.25 a s = 1.5 gives a = 1 / (0.5 + 0.25 s); past the cap of a s, not."""
+    import needed
+
+    rules = read_rules("pocket")
+    for s in (0.8, 1.0, 1.25):
+        found = needed.find_needed(rules, 150.0, step_ratio=s, memory_ratio=2.0)
+        assert found == pytest.approx(1 / (0.5 + 0.25 * s), rel=1e-9)
+    # time counts for 2 at most: 0.5 a + 0.5 + 0.5 = 1.5
+    assert needed.find_needed(rules, 150.0, step_ratio=9.0, memory_ratio=5.0) == pytest.approx(1.0)
+    rows = needed.needed_lines(rules, [150.0], baseline_length=3.0)
+    assert "| 1 | 1.333 (4.00) |" in rows
+    assert "| 0.9 | 1.379 (4.14: cannot be) |" in rows
+
+
+def test_a_draft_given_is_a_draft_not_trained(table: Any) -> None:
+    args = argparse.Namespace(draft={"pocket/eagle3": "pocket-eagle3"})
+    assert table.train(args, None, "pocket", "eagle3").name == "pocket-eagle3"
