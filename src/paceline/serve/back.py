@@ -24,6 +24,7 @@ __all__ = ["Back"]
 
 _LINE_BYTES = 2**23  # a streamed event holds the token ids of a whole prompt
 _PROBE_S = 5.0
+_LEAVE_S = 1.0
 BASE = "http://back"  # a Unix socket has no host; HTTP wants one
 
 
@@ -136,11 +137,17 @@ class Back:
         )
 
     async def stop(self) -> None:
-        """Ends the server and everything it started. Safe to call twice."""
+        """Ends the server and everything it started; who still reads from it gets a connection
+        error. Safe to call twice."""
         self.is_lost = True
-        if self._session is not None:
-            await self._session.close()
         if self._process is not None:
             await asyncio.to_thread(end_session, self._process)
+        if self._session is not None:
+            # closing it leaves whoever waits for the rest of an answer waiting for ever: they go
+            # by the server's own end, which this loop must see first
+            deadline = time.monotonic() + _LEAVE_S
+            while self.num_carried and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await self._session.close()
         if self._staging is not None:
             await asyncio.to_thread(remove_staging, self._staging)
