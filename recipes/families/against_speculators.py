@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,15 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from speculators_data import num_validated, store_for_both
 
 from paceline.data import read_rows
 from paceline.draft import read_draft
 from paceline.records import build_provenance, read_json, read_jsonl, write_json
 from paceline.target import read_target
-from paceline.train import build_recipe, special_tokens, store_states, train_draft
-from paceline.train.features import load_frozen_target
-from paceline.train.vocabulary import choose_draft_tokens
+from paceline.train import build_recipe, train_draft
 
 HERE = Path(__file__).resolve().parent
 LAYERS, K = (2, 15, 27), 3
@@ -52,7 +51,7 @@ def _run(*words: object, env: dict[str, str] | None = None) -> None:
     subprocess.run([str(word) for word in words], check=True, env=env)
 
 
-# the same rows and states, in both formats
+# stages
 
 
 def answer(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,68 +64,14 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def states(args: argparse.Namespace) -> dict[str, Any]:
-    """For speculators the last state comes before the final norm, which it applies itself."""
-    target, rows = read_target(TARGET), read_rows(args.work / "data")
-    began = time.monotonic()
-    plan = store_states(
-        args.work / "data",
-        target=target,
-        out_dir=args.work / "states",
-        aux_layer_ids=LAYERS,
-        dtype="bfloat16",
+    return store_for_both(
+        args.work,
+        read_target(TARGET),
+        layers=LAYERS,
+        vocab=args.vocab,
         max_length=args.max_length,
         device=args.device,
     )
-    ours_s = time.monotonic() - began
-    write_speculators_data(args, rows)
-    return {"gigabytes": plan.num_bytes / 1e9, "tokens": sum(plan.lengths), "seconds": ours_s}
-
-
-def write_speculators_data(args: argparse.Namespace, rows: list[Any]) -> None:
-    """An arrow folder, hidden_states/hs_N.safetensors, and the maps of our own vocabulary."""
-    import numpy as np
-    from datasets import Dataset
-    from safetensors.torch import save_file
-
-    target, home = read_target(TARGET), args.work / "speculators"
-    shutil.rmtree(home, ignore_errors=True)
-    table: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_len": []}
-    place = torch.device(args.device)
-    frozen = load_frozen_target(target, device=place, dtype=torch.bfloat16)
-    before_norm: list[torch.Tensor] = []
-    frozen.backbone.norm.register_forward_pre_hook(lambda _, given: before_norm.append(given[0]))
-    # it wants a part to validate on: the first rows again, so that it trains on all of them, too
-    for number, row in enumerate([*rows, *rows[: num_validated(len(rows))]]):
-        ids = list(row.input_ids[: args.max_length])
-        mask = [any(a <= place < b for a, b in row.loss_spans) for place in range(len(ids))]
-        for key, value in (("input_ids", ids), ("loss_mask", mask), ("seq_len", len(ids))):
-            table[key].append(value)
-        before_norm.clear()
-        found = frozen.features(torch.tensor([ids], device=place), LAYERS)
-        layers = [*found.taps_BTF[0].chunk(len(LAYERS), dim=-1), before_norm[0][0]]
-        hidden_states = torch.stack(layers, dim=1).cpu()
-        folder = home / "hidden_states"
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {"hidden_states": hidden_states, "token_ids": torch.tensor(ids)},
-            folder / f"hs_{number}.safetensors",
-        )
-    Dataset.from_dict(table).with_format("torch").save_to_disk(str(home))
-    tokens = choose_draft_tokens(
-        rows,
-        draft_vocab_size=args.vocab,
-        vocab_size=target.vocab_size,
-        always=special_tokens(target),
-    )
-    ids_of = np.array(tokens)
-    np.save(home / f"d2t-{args.vocab}.npy", ids_of - np.arange(len(ids_of)))
-    known = np.zeros(target.vocab_size, dtype=bool)
-    known[ids_of] = True
-    np.save(home / f"t2d-{args.vocab}.npy", known)
-
-
-def num_validated(num_rows: int) -> int:
-    return max(1, num_rows // 200)
 
 
 # training: steps by a trial, then the minutes
@@ -214,7 +159,8 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     share = (num_rows + 0.5) / (num_rows + num_validated(num_rows))
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     if args.site:
-        env["PYTHONPATH"] = str(args.site)
+        paths = [str(args.site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
 
     def run(num_steps: int, out: Path) -> list[dict[str, Any]]:
         shutil.rmtree(out, ignore_errors=True)
@@ -268,7 +214,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
     paceline(
         *("eval", args.work / "ours", "--baseline", theirs_dir, "--target", TARGET),
         *("--rules", "demo", "--prompts", args.prompts, "--max-tokens", args.max_tokens),
-        *("--out", out, "--device", args.device, "--k", K),
+        *("--out", out, "--device", args.device, "--k", K, "--no-plain"),
     )
     result = read_json(out / "result.json")
     arms, drafts = result["arms"], {}
@@ -276,7 +222,10 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
         draft = read_draft(path)
         drafts[name] = {"parameters": draft.num_parameters, "bytes": draft.files_bytes}
     return {
-        "tau": {"ours": arms["candidate"]["tau"]["value"], "theirs": arms["baseline"]["tau"]},
+        "tau": {
+            "ours": arms["candidate"]["tau"]["value"],
+            "theirs": arms["baseline"]["tau"]["value"],
+        },
         "ratio": result["ratios"]["tau"],
         "tensors": drafts,
         "dtypes": {name: count_dtypes(args, name, theirs_dir) for name in drafts},
@@ -298,19 +247,51 @@ def count_dtypes(args: argparse.Namespace, name: str, theirs_dir: Path) -> dict[
 STAGES = {"answer": answer, "states": states, "ours": ours, "theirs": theirs, "serve": serve}
 
 
+def foresee_seconds(args: argparse.Namespace) -> dict[str, float]:
+    """What each stage takes on one H200; only to begin none that the minutes cannot hold."""
+    if args.tiny:
+        return dict.fromkeys(STAGES, 60.0)
+    tokens, minutes = args.num_prompts * args.answer_tokens, args.train_minutes
+    return {
+        "answer": 60.0 + tokens / 15_000,
+        "states": 20.0 + 2.0 * tokens / 60_000,
+        "ours": 30.0 + 60.0 * minutes,
+        "theirs": 90.0 + 60.0 * minutes,
+        "serve": 180.0,
+    }
+
+
+class TimeUpError(Exception):
+    """The minutes of this run are over; finished stages are kept."""
+
+
+def end_at(minutes: float | None) -> float:
+    """Monotonic seconds; a stage that is still running then is stopped."""
+    if minutes is None:
+        return float("inf")
+
+    def stop(*_: object) -> None:
+        raise TimeUpError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(max(1, int(60.0 * minutes)))
+    return time.monotonic() + 60.0 * minutes
+
+
 def read_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, default=Path("runs/against-speculators"))
     parser.add_argument("--speculators", default=sys.executable, help="its python")
     parser.add_argument("--site", type=Path, help="a folder that holds it, for this python")
-    parser.add_argument("--stage", choices=[*STAGES], action="append", help="one or more; all")
+    parser.add_argument("--stage", choices=[*STAGES], action="append", help="again; one or more")
+    parser.add_argument("--minutes", type=float, help="stop cleanly after that")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--train-minutes", type=float, default=4.0)
+    parser.add_argument("--train-minutes", type=float, default=1.7)
     parser.add_argument("--trial-steps", type=int, default=60)
     parser.add_argument("--lr", type=float, help="for both; else each has its own default")
     parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--num-prompts", type=int, default=16_000)
-    parser.add_argument("--answer-tokens", type=int, default=256)
+    parser.add_argument("--num-prompts", type=int, default=6_000)
+    parser.add_argument("--answer-tokens", type=int, default=192)
     parser.add_argument("--concurrency", type=int, default=512)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--tokens-per-batch", type=int, default=16_384)
@@ -328,24 +309,41 @@ def read_args() -> argparse.Namespace:
     return args
 
 
+def run_stages(args: argparse.Namespace, log: dict[str, Any], path: Path) -> str | None:
+    """Runs what is not in the log yet; why it stopped before the end, or None."""
+    end, foreseen = end_at(args.minutes), foresee_seconds(args)
+    for stage in args.stage or STAGES:
+        if stage in log and not args.stage:
+            continue
+        left = end - time.monotonic()
+        if left < foreseen[stage]:
+            return f"{stage} takes about {foreseen[stage]:.0f} s, {left:.0f} are left"
+        began = time.monotonic()
+        try:
+            found = STAGES[stage](args)
+        except TimeUpError:
+            return f"the minutes ended in stage {stage}"
+        log[stage] = {**found, "stage_s": round(time.monotonic() - began, 1)}
+        log["provenance"] = build_provenance(seed=0)
+        write_json(path, log)
+        print(f"{stage}: {json.dumps(log[stage])[:400]}", flush=True)
+    return None
+
+
 def main() -> None:
     args = read_args()
     args.work.mkdir(parents=True, exist_ok=True)
     path = args.work / "against_speculators.json"
     log: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for stage in args.stage or STAGES:
-        if stage in log and not args.stage:
-            continue
-        log[stage] = STAGES[stage](args)
-        log["provenance"] = build_provenance(seed=0)
-        write_json(path, log)
-        print(f"{stage}: {json.dumps(log[stage])[:400]}", flush=True)
+    stopped = run_stages(args, log, path)
     if {"ours", "theirs", "serve"} <= set(log):
         speeds = [log[name]["tokens_per_s"] for name in ("ours", "theirs")]
         times = speeds[0] / speeds[1]
         print(f"training: {speeds[0]:,.0f} against {speeds[1]:,.0f} tokens/s: {times:.2f}")
         ratio = log["serve"]["ratio"]
         print(f"acceptance length: {ratio['value']:.3f} ({ratio['low']} to {ratio['high']})")
+    if stopped:
+        print(f"stopped: {stopped}; the same command goes on", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python recipes/families/budget.py pocket mtp --data DATA --out DRAFT --minutes 4 [--tiny]
 
 How many steps that is, is measured once by a trial and kept in DRAFT.steps.json, so that a run that
-was stopped goes on to the same end.
+was stopped goes on to the same end. On a CPU the recipe's batches are cut to CPU_SIZES; --tiny cuts
+them further, to see that it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,24 @@ from paceline.target import TargetFacts, read_target
 from paceline.train import Recipe, build_recipe, read_recipe, train_draft
 from paceline.train.setup import with_num_steps
 
-__all__ = ["shorten"]
+__all__ = ["CPU_SIZES", "TINY_SIZES", "shorten"]
+
+
+CPU_SIZES = {
+    "tokens_per_batch": 4096,
+    "max_length": 256,
+    "warmup_steps": 20,
+    "anchors_per_row": 32,
+    "feature_cache_bytes": 4 * 2**30,
+    "checkpoint_steps": 100,
+}
+TINY_SIZES = {
+    "tokens_per_batch": 1024,
+    "max_length": 128,
+    "warmup_steps": 4,
+    "anchors_per_row": 16,
+    "feature_cache_bytes": 2**30,
+}
 
 
 def show(progress: Any) -> None:
@@ -33,7 +51,8 @@ def show(progress: Any) -> None:
 def try_out(recipe: Recipe, target: TargetFacts, args: argparse.Namespace) -> float:
     """Seconds a step, features kept: of the second half of a few steps on few rows."""
     clock: list[float] = []
-    num_steps, out = (8 if args.tiny else 60), args.out.with_name(f"{args.out.name}.trial")
+    num_steps = 60 if args.device == "cuda" else 8
+    out = args.out.with_name(f"{args.out.name}.trial")
     for left in (out, out.with_name(out.name + ".checkpoint")):
         shutil.rmtree(left, ignore_errors=True)
     train_draft(
@@ -49,14 +68,14 @@ def try_out(recipe: Recipe, target: TargetFacts, args: argparse.Namespace) -> fl
     return (clock[-1] - clock[half - 1]) / (num_steps - half)
 
 
-def shorten(recipe: Recipe, tiny: bool) -> Recipe:
-    """The recipe as it is; for a laptop, with small batches and a warm-up to match."""
-    if not tiny:
+def shorten(recipe: Recipe, sizes: dict[str, int] | None) -> Recipe:
+    """The recipe as it is, or with batches of these sizes."""
+    if sizes is None:
         return recipe
     value = recipe.as_dict()
     optim = {k: v for k, v in value["optim"].items() if v is not None}
-    optim |= {"tokens_per_batch": 1024, "max_length": 128, "warmup_steps": 4}
-    optim |= {"anchors_per_row": 16} if "anchors_per_row" in optim else {}
+    has_anchors = "anchors_per_row" in optim
+    optim |= {k: v for k, v in sizes.items() if k != "anchors_per_row" or has_anchors}
     draft = {k: v for k, v in value["draft"].items() if v is not None}
     init = {k: v for k, v in value["init"].items() if v is not None}
     return build_recipe({**value, "optim": optim, "draft": draft, "init": init}, where=recipe.path)
@@ -72,7 +91,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
-    recipe = shorten(read_recipe(RECIPES / GOALS[args.target].recipes[args.family]), args.tiny)
+    sizes = None if args.device == "cuda" else CPU_SIZES
+    recipe = read_recipe(RECIPES / GOALS[args.target].recipes[args.family])
+    recipe = shorten(recipe, TINY_SIZES if args.tiny else sizes)
     facts = read_target(args.target)
     note = args.out.with_name(f"{args.out.name}.steps.json")
     if not note.exists():

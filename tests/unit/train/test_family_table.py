@@ -107,14 +107,18 @@ def test_a_draft_as_a_design_weighs_what_it_weighs(
 
 
 def test_every_family_has_a_recipe_of_its_own(table: Any) -> None:
-    from budget import shorten
+    from budget import CPU_SIZES, TINY_SIZES, shorten
 
     for goal in table.GOALS.values():
         for family, name in goal.recipes.items():
             recipe = read_recipe(RECIPES / name)
             parallel = recipe.family == "eagle3" and recipe.draft.parallel
             assert ("p-eagle" if parallel else recipe.family) == family
-            shorten(recipe, tiny=True)
+            for sizes in (TINY_SIZES, CPU_SIZES):
+                cut = shorten(recipe, sizes)
+                assert cut.optim.tokens_per_batch == sizes["tokens_per_batch"]
+                assert (cut.optim.anchors_per_row is None) == (recipe.optim.anchors_per_row is None)
+            assert shorten(recipe, None) == recipe
 
 
 def test_records_of_two_machines_make_one_page(page: Any, tmp_path: Path) -> None:
