@@ -124,7 +124,9 @@ def _served(target: str, record: Mapping[str, Any]) -> list[str]:
     reasons = [
         f"- {_name(key)}: {cell['reason']}." for key, cell in cells.items() if "reason" in cell
     ]
-    return [*lines, *([""] if reasons else []), *reasons]
+    notes = [f"- {note}" for note in record.get("notes", []) if note.startswith(f"{target}: ")]
+    below = [*reasons, *notes]
+    return [*lines, *([""] if below else []), *below]
 
 
 def _conditions(measured: Sequence[Mapping[str, Any]]) -> str:

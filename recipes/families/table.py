@@ -270,6 +270,7 @@ def read_args() -> argparse.Namespace:
     parser.add_argument("--num-rows", type=int, default=64, help="to calibrate on")
     parser.add_argument("--row-length", type=int, default=512)
     parser.add_argument("--draft", action="append", default=[], help="TARGET/FAMILY=PLACE")
+    parser.add_argument("--note", action="append", default=[], help="stands under the tables")
     parser.add_argument("--prompts", default="held-out")
     parser.add_argument("--per-category", type=int, help="so many held-out prompts; all")
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -329,7 +330,12 @@ def main() -> None:
             continue
         found["cells"][key] = done
         folder.mkdir(parents=True, exist_ok=True)
-        facts = {"format": FORMAT, "machine": args.machine, "provenance": build_provenance()}
+        facts: dict[str, Any] = {
+            "format": FORMAT,
+            "machine": args.machine,
+            "provenance": build_provenance(),
+        }
+        facts |= {"notes": args.note or found.get("notes", [])}
         write_json(record, {**found, **facts})
         render_table(folder, page)
         print(f"{key}: {time.monotonic() - began:.0f} s", flush=True)
