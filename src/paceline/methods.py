@@ -23,6 +23,8 @@ class Method:
     has_weights: a folder of this family holds safetensors. contest: allowed by emc2-2027.
     serves: `paceline serve` and `eval` can run it today. trains: `paceline train` can.
     safe_on_hybrid: drafts on every decode step, so a Gated-DeltaNet state is never read stale.
+    gpu_runner: vLLM's model runner that serves it on a GPU, "v1" or "v2"; the first waits for the
+    device in every step.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Method:
     serves: bool
     trains: bool
     safe_on_hybrid: bool
+    gpu_runner: str
     summary: str
 
 
@@ -46,6 +49,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=False,
             safe_on_hybrid=True,
+            gpu_runner="v2",
             summary="no speculation: the target alone",
         ),
         Method(
@@ -56,6 +60,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=False,
             safe_on_hybrid=True,
+            gpu_runner="v1",
             summary="copies what followed the same words earlier",
         ),
         Method(
@@ -66,6 +71,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=True,
             safe_on_hybrid=True,
+            gpu_runner="v2",
             summary="the target's own multi-token-prediction layer, run K times",
         ),
         Method(
@@ -76,6 +82,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=True,
             safe_on_hybrid=True,
+            gpu_runner="v2",
             summary="one layer on three tapped target layers, run K times",
         ),
         Method(
@@ -86,6 +93,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=True,
             safe_on_hybrid=True,
+            gpu_runner="v1",
             summary="K heads on the target's last hidden state, all in one pass",
         ),
         Method(
@@ -96,6 +104,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=True,
             safe_on_hybrid=True,
+            gpu_runner="v2",
             summary="a whole small model of the same vocabulary, run K times",
         ),
         Method(
@@ -106,6 +115,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=True,
             safe_on_hybrid=True,
+            gpu_runner="v2",
             summary="layers on tapped target layers that fill K masked slots in one pass",
         ),
         Method(
@@ -116,6 +126,7 @@ METHODS: dict[str, Method] = {
             serves=True,
             trains=False,
             safe_on_hybrid=True,
+            gpu_runner="v1",
             summary="copies what followed the same suffix in this and earlier answers",
         ),
     )

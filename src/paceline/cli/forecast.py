@@ -19,7 +19,11 @@ __all__ = ["forecast"]
 
 def forecast(
     target: Annotated[
-        str, typer.Option("--target", help="A folder, qwen3.8-27b, qwen3.5-4b or smollm2.")
+        str,
+        typer.Option(
+            "--target",
+            help="A folder, qwen3.8-27b, qwen3.5-4b or smollm2; with --fit also several: A,B.",
+        ),
     ],
     designs: Annotated[
         list[Path] | None, typer.Argument(help="DESIGN.toml: family, K and sizes.")
@@ -44,8 +48,8 @@ def forecast(
         typer.Option("--search", help="Try every design of SPACE.toml, or of the space 'default'."),
     ] = None,
     fit: Annotated[
-        Path | None,
-        typer.Option("--fit", help="Fit a step-time model to measured runs (steps.jsonl)."),
+        list[Path] | None,
+        typer.Option("--fit", help="Fit a step-time model to measured runs (steps.jsonl, ...)."),
     ] = None,
     acceptance: Annotated[
         Path | None,
@@ -89,7 +93,7 @@ def forecast(
     """
     modes = {
         "--search": search is not None,
-        "--fit": fit is not None,
+        "--fit": bool(fit),
         "--acceptance": acceptance is not None,
         "--measure": measure,
     }
@@ -121,7 +125,7 @@ def forecast(
     _refuse(mode, as_json or None, "--json", ("", "--search"))
     if search is not None:
         _search(search, target, rules, bandwidth, step_model, out, as_json)
-    elif fit is not None:
+    elif fit:
         _fit(fit, target, out)
     elif acceptance is not None:
         from paceline.forecast import describe_scaling, fit_scaling, read_scaling_points
@@ -256,10 +260,14 @@ def _search(
         say(f"frontier: {out / 'frontier.svg'}")
 
 
-def _fit(runs: Path, target: str, out: Path | None) -> None:
+def _fit(files: list[Path], target: str, out: Path | None) -> None:
     from paceline.forecast import describe_fit, fit_runs, read_runs, read_shape, write_step_model
 
-    model = fit_runs(read_runs(runs), read_shape(target), where=str(runs))
+    model = fit_runs(
+        [run for file in files for run in read_runs(file)],
+        [read_shape(name) for name in target.split(",")],
+        where=", ".join(str(file) for file in files),
+    )
     if out is not None:
         write_step_model(out, model)
     print_facts("Step-time model", describe_fit(model))

@@ -1,7 +1,9 @@
 """Measured runs -> a step-time model, by least squares with no cost below zero.
 
-Rows are divided by the measured time, so errors are relative. The error that counts is on
-configurations that the fit has not seen: each (target, design, K) is left out once.
+Rows are divided by the measured time, so errors are relative. A point's time is that of its fastest
+answer: whatever else a shared machine does can only slow an answer down, and the model is of an
+undisturbed step. The error that counts is on configurations that the fit has not seen: each
+(target, design, K) is left out once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from paceline.forecast.design import build_design
 from paceline.forecast.shape import CachePlan, TargetShape
 from paceline.forecast.sizes import measure_design
 from paceline.forecast.step_model import FEATURES, StepModel, list_features
-from paceline.forecast.steps import StepRun, shape_sha256
+from paceline.forecast.steps import StepPoint, StepRun, shape_sha256
 from paceline.forecast.work import StepWork, measure_work
 from paceline.records import build_provenance
 
@@ -39,26 +41,32 @@ _NUM_BYTES = 4  # the first of FEATURES are bytes
 class FitPoint:
     """One measured step time and the work behind it. configuration: what is left out together."""
 
+    target: str
     configuration: str
     work: StepWork
     step_ms: float
     tokens: int
 
 
-def fit_runs(runs: Sequence[StepRun], shape: TargetShape, *, where: str = "runs") -> StepModel:
-    """The model of one target from its runs in a file; runs of other targets are left aside.
+def fit_runs(
+    runs: Sequence[StepRun], shapes: Sequence[TargetShape], *, where: str = "runs"
+) -> StepModel:
+    """One model of the targets from their runs; runs of other targets are left aside.
 
-    Raises ResultError where there are none, or from more than one machine.
+    Raises ResultError for a target without any, or runs from more than one machine.
     """
-    wanted = shape_sha256(shape)
-    own = [run for run in runs if run.target_sha256 == wanted]
-    if not own:
-        names = sorted({run.target for run in runs})
-        raise ResultError(
-            f"no run is of {shape.facts.name}",
-            where=where,
-            expected=f"runs of this shape; the file has {', '.join(names) or 'none'}",
-        )
+    own = []
+    for shape in shapes:
+        wanted = shape_sha256(shape)
+        found = [run for run in runs if run.target_sha256 == wanted]
+        if not found:
+            names = sorted({run.target for run in runs})
+            raise ResultError(
+                f"no run is of {shape.facts.name}",
+                where=where,
+                expected=f"runs of this shape; the file has {', '.join(names) or 'none'}",
+            )
+        own += found
     machines = sorted({run.machine for run in own})
     if len(machines) > 1:
         raise ResultError(
@@ -68,9 +76,9 @@ def fit_runs(runs: Sequence[StepRun], shape: TargetShape, *, where: str = "runs"
         )
     device = "cpu" if machines[0].startswith("cpu ") else "cuda"
     return fit_step_model(
-        build_points(own, [shape], CachePlan(device=device)),
+        build_points(own, shapes, CachePlan(device=device)),
         machine=machines[0],
-        targets=[shape.facts.name],
+        targets=[shape.facts.name for shape in shapes],
         provenance={"runs": sorted(run.key for run in own), **build_provenance()},
     )
 
@@ -82,6 +90,9 @@ def describe_fit(model: StepModel) -> list[tuple[str, str]]:
         ("targets", ", ".join(model.targets)),
         ("on its own points", f"off by {model.fit_median:.1%} (median), {model.fit_worst:.1%}"),
     ]
+    if len(model.held_out) > 1:
+        for name, (median, worst) in model.held_out.items():
+            lines.append((f"unseen, {name}", f"off by {median:.1%} (median), {worst:.1%}"))
     for name, cost in model.costs.items():
         unit, meaning = FEATURES[name]
         lines.append((name, f"{cost:.4g} {unit}: {meaning}"))
@@ -111,9 +122,27 @@ def build_points(
                 sizes = measure_design(design, shape, context_tokens=context)
             work = measure_work(design, sizes, shape, tokens=context, plan=plan)
             points.append(
-                FitPoint(configuration=run.key, work=work, step_ms=point.step_ms, tokens=context)
+                FitPoint(
+                    target=run.target,
+                    configuration=run.key,
+                    work=work,
+                    step_ms=_undisturbed_ms(run, point, runs),
+                    tokens=context,
+                )
             )
     return points
+
+
+def _undisturbed_ms(run: StepRun, point: StepPoint, runs: Sequence[StepRun]) -> float:
+    """Of the fastest answer; a reference has those beside every other configuration too."""
+    beside = [
+        other.reference_ms
+        for paired in runs
+        if paired.reference == run.key
+        for other in paired.points
+        if other.context_tokens == point.context_tokens and other.reference_ms is not None
+    ]
+    return min([*point.repeats_ms, *beside])
 
 
 def solve_costs(points: Sequence[FitPoint], *, lean: float = _LEAN) -> dict[str, float]:
@@ -169,12 +198,15 @@ def fit_step_model(
     costs = solve_costs(points)
     errors = [_error(costs, point) for point in points]
     names = sorted({point.configuration for point in points})
-    held: list[float] = []
+    by_target: dict[str, list[float]] = {}
     if len(names) >= _MIN_FOR_HELD_OUT:
         for name in names:
             rest = [point for point in points if point.configuration != name]
             without = solve_costs(rest)
-            held += [_error(without, p) for p in points if p.configuration == name]
+            for point in points:
+                if point.configuration == name:
+                    by_target.setdefault(point.target, []).append(_error(without, point))
+    held = [error for errors in by_target.values() for error in errors]
     return StepModel(
         costs=costs,
         machine=machine,
@@ -185,6 +217,7 @@ def fit_step_model(
         fit_worst=max(errors),
         held_out_median=statistics.median(held) if held else None,
         held_out_worst=max(held) if held else None,
+        held_out={name: (statistics.median(e), max(e)) for name, e in by_target.items()},
         max_k=max(point.work.num_drafted for point in points),
         max_tokens=max(point.tokens for point in points),
         provenance=dict(provenance or {}),

@@ -17,7 +17,7 @@ from paceline.forecast.describe import describe_forecast
 from paceline.forecast.design import native_baseline, read_design
 from paceline.forecast.run import Forecast, build_forecast
 from paceline.forecast.shape import CachePlan, TargetShape, read_shape
-from paceline.forecast.step_model import StepModel, read_step_model
+from paceline.forecast.step_model import StepModel, list_step_models, read_step_model
 from paceline.forecast.steps import read_runs, shape_sha256
 from paceline.problems import show_value
 from paceline.records import build_provenance
@@ -159,7 +159,10 @@ def _tables(
 def build_phase_record(phase: Phase) -> dict[str, Any]:
     """Every figure of the report as plain values. Raises what reading and forecasting raise."""
     shape, rules = read_shape(phase.target), read_rules(phase.rules)
-    model = read_step_model(phase.folder / phase.step_model) if phase.step_model else None
+    model = None
+    if phase.step_model:
+        bundled = phase.step_model in list_step_models()
+        model = read_step_model(phase.step_model if bundled else phase.folder / phase.step_model)
     forecast = _forecast(phase, phase.design, shape, rules, model)
     most = forecast.design.num_speculative_tokens + 1.0
     if phase.acceptance["high"] > most:
@@ -168,7 +171,8 @@ def build_phase_record(phase: Phase) -> dict[str, Any]:
             where=f"{phase.name}: acceptance.high",
             expected=f"up to {most:g}, K + 1",
         )
-    error = (model.held_out_worst or 0.0) if model is not None else 0.0
+    errors = model.errors(shape.facts.name) if model is not None else None
+    error = errors[1] if errors else 0.0
     scores = {
         "low": _score(forecast, rules, phase.acceptance["low"], 1 / (1 + error)),
         "expected": _score(forecast, rules, phase.acceptance["expected"], 1.0),

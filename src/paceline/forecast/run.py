@@ -152,7 +152,7 @@ def build_forecast(
             plan=plan,
             model=model,
         ),
-        step_source=model.describe() if model is not None else None,
+        step_source=model.describe(shape.facts.name) if model is not None else None,
         baseline_acceptance_length=baseline_acceptance_length,
         memory_ratio=memory_ratio,
         step_ratio=step_ratio,

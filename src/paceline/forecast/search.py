@@ -147,7 +147,7 @@ class _Desk:
         self._own: dict[str, int] = {}
         self._plain = self._use(None, 0)
         self.step_source = (
-            model.describe()
+            model.describe(shape.facts.name)
             if model is not None
             else f"roofline at {bandwidth_gb_s:,.0f} GB/s: an assumption, not a measurement"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.forecast.design import Design
 from paceline.forecast.shape import CachePlan, TargetShape, target_layers
 from paceline.forecast.sizes import DraftSizes, draft_layers
+from paceline.methods import METHODS
 
 __all__ = ["StepWork", "measure_work"]
 
@@ -22,7 +23,9 @@ class StepWork:
     values and states. pass_bytes: the draft's weights and keys and values, all passes, and what is
     read once a step; head_bytes: its output matrices, all reads. num_drafted: K, tokens verified
     beyond one. num_layers, num_state_layers: of the target; num_draft_layers: layers that the draft
-    runs, all passes; num_passes: forward passes of the draft.
+    runs, all passes; num_passes: forward passes of the draft. On a GPU: waits, whether vLLM's
+    runner waits for the device in every step; num_eager_layers, num_eager_passes: of the draft,
+    launched kernel by kernel, since vLLM 0.31.0 records no CUDA graph of a whole draft model.
     """
 
     target_bytes: int
@@ -34,6 +37,9 @@ class StepWork:
     num_state_layers: int
     num_draft_layers: int
     num_passes: int
+    waits: bool
+    num_eager_layers: int
+    num_eager_passes: int
 
 
 def measure_work(
@@ -60,6 +66,8 @@ def measure_work(
             layers = k * design.num_layers
         else:
             head_bytes = passes * sizes.head_bytes
+    on_gpu = plan.device == "cuda"
+    is_eager = on_gpu and design is not None and design.family == "draft_model"
     return StepWork(
         target_bytes=shape.streamed_bytes,
         cache_bytes=round(per_token * tokens) + state_bytes,
@@ -70,7 +78,16 @@ def measure_work(
         num_state_layers=shape.num_state_layers,
         num_draft_layers=layers,
         num_passes=passes,
+        waits=on_gpu and design is not None and _waits(design),
+        num_eager_layers=layers if is_eager else 0,
+        num_eager_passes=passes if is_eager else 0,
     )
+
+
+def _waits(design: Design) -> bool:
+    """Runs on vLLM's V1 runner: by its family, or EAGLE-3 that fills all places in one pass."""
+    in_parallel = design.family == "eagle3" and design.is_one_pass
+    return in_parallel or METHODS[design.family].gpu_runner == "v1"
 
 
 class _Key:

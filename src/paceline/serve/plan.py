@@ -27,7 +27,6 @@ __all__ = ["Plan", "build_plan", "content_name", "describe_plan"]
 _CPU_MAX_MODEL_LEN = 2048
 _CUDA_MAX_MODEL_LEN = 16384 + 64
 _GPU_SHARE = 0.02  # vLLM only asks for this much to be free; the pool's size is stated
-_ONLY_V1 = ("medusa",)  # families that vLLM's second model runner does not know
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +124,13 @@ def build_plan(
             num_speculative_tokens=k or 0,
         )
 
-    is_v1 = device == "cpu" or not METHODS[method].has_weights or method in _ONLY_V1
-    runner = "v1" if is_v1 or needs_runner_v1(draft) else "v2"
+    is_v1 = device == "cpu" or needs_runner_v1(draft)
+    runner = "v1" if is_v1 else METHODS[method].gpu_runner
     if device == "cuda" and needs_runner_v1(draft):
         notes.append(
             "vLLM's V2 runner drafts in parallel for dflash alone: this draft runs on the V1"
             " runner, and its times are not only its own"
         )
-    if device == "cuda" and method == "none":
-        runner = "v2"
     engine_args: dict[str, Any] = {
         "model": content_name("target", target.weights_fingerprint, target.path),
         "dtype": dtype,

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,13 @@ from paceline.forecast import (
     read_step_model,
     write_step_model,
 )
-from paceline.forecast.fit import FitPoint, fit_step_model, solve_costs
+from paceline.forecast.fit import (
+    FitPoint,
+    build_points,
+    describe_fit,
+    fit_step_model,
+    solve_costs,
+)
 from paceline.forecast.sizes import measure_design
 from paceline.forecast.step_model import FEATURES, list_features
 from paceline.forecast.steps import shape_sha256
@@ -32,6 +39,14 @@ from paceline.forecast.work import StepWork, measure_work
 from paceline.rules import read_rules
 
 SHAPE = read_shape("qwen3.8-27b")
+SMALL_MODEL = """family = "draft_model"
+num_layers = 2
+hidden_size = 1024
+intermediate_size = 4096
+num_heads = 16
+num_kv_heads = 4
+head_dim = 64
+own_head = false"""
 NOTHING = StepWork(
     target_bytes=0,
     cache_bytes=0,
@@ -42,11 +57,15 @@ NOTHING = StepWork(
     num_state_layers=0,
     num_draft_layers=0,
     num_passes=0,
+    waits=False,
+    num_eager_layers=0,
+    num_eager_passes=0,
 )
 
 
-def _point(name: str, step_ms: float, **work: int) -> FitPoint:
+def _point(name: str, step_ms: float, **work: Any) -> FitPoint:
     return FitPoint(
+        target="t",
         configuration=name,
         work=dataclasses.replace(NOTHING, **work),
         step_ms=step_ms,
@@ -85,6 +104,29 @@ def test_passes_of_each_family(sizes: str, passes: int, layers: int, heads: int)
     work = measure_work(design, found, SHAPE, tokens=1000, plan=CachePlan())
     assert (work.num_passes, work.num_draft_layers) == (passes, layers)
     assert work.head_bytes == heads * found.head_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "waits", "eager"),
+    [
+        ('family = "mtp"', False, (0, 0)),
+        ('family = "eagle3"', False, (0, 0)),
+        ('family = "eagle3"\nparallel = true', True, (0, 0)),
+        ('family = "medusa"', True, (0, 0)),
+        ('family = "suffix"', True, (0, 0)),
+        (SMALL_MODEL, False, (8, 4)),
+    ],
+)
+def test_what_a_gpu_waits_for_and_launches_alone(
+    sizes: str, waits: bool, eager: tuple[int, int]
+) -> None:
+    design = parse_design(f"{sizes}\nnum_speculative_tokens = 4\n", SHAPE)
+    found = measure_design(design, SHAPE, context_tokens=16384)
+    work = measure_work(design, found, SHAPE, tokens=1000, plan=CachePlan())
+    assert work.waits is waits
+    assert (work.num_eager_layers, work.num_eager_passes) == eager
+    on_cpu = measure_work(design, found, SHAPE, tokens=1000, plan=CachePlan(device="cpu"))
+    assert (on_cpu.waits, on_cpu.num_eager_layers) == (False, 0)
 
 
 def test_costs_by_hand() -> None:
@@ -153,7 +195,15 @@ def _synthetic(noise: float) -> list[FitPoint]:
             amounts = list_features(work)
             step = sum(c * a for c, a in zip(truth.values(), amounts, strict=True))
             step *= 1 + dice.uniform(-noise, noise)
-            points.append(FitPoint(configuration=text, work=work, step_ms=step, tokens=tokens))
+            points.append(
+                FitPoint(
+                    target="qwen3.8-27b",
+                    configuration=text,
+                    work=work,
+                    step_ms=step,
+                    tokens=tokens,
+                )
+            )
     return points
 
 
@@ -253,17 +303,51 @@ def test_runs_survive_a_file_and_a_cut_line(tmp_path: Path) -> None:
     with open(path, "a") as file:
         file.write('{"format": "paceline-steps/1", "key"')
     assert read_runs(path) == runs
-    model = fit_runs(read_runs(path), SHAPE)
+    model = fit_runs(read_runs(path), [SHAPE])
     assert (model.num_points, model.max_k, model.max_tokens) == (3, 5, 8192)
     assert model.fit_worst < 0.05
 
 
+def test_the_time_of_a_point_is_that_of_an_undisturbed_answer() -> None:
+    """Answers of 17, 19 and 30 ms a step: 17. The reference's fastest is among those that were
+    asked beside another configuration."""
+    reference, other = _run(18.0, k=3), _run(17.0, k=1)
+    slow = dataclasses.replace(other.points[0], repeats_ms=(19.0, 17.0, 30.0), reference_ms=16.5)
+    other = dataclasses.replace(other, reference=reference.key, points=(slow,))
+    found = build_points([reference, other], [SHAPE])
+    assert [point.step_ms for point in found] == [16.5, 17.0]
+
+
+def test_one_model_of_two_targets_says_its_error_on_each() -> None:
+    points = [_point(str(n), 1.0 + n, target_bytes=n * 10**9) for n in range(1, 6)]
+    others = [
+        dataclasses.replace(p, target="u", configuration=f"u{p.configuration}") for p in points
+    ]
+    others[-1] = dataclasses.replace(others[-1], step_ms=9.0)
+    model = fit_step_model([*points, *others], machine="m", targets=["t", "u"])
+    assert sorted(model.held_out) == ["t", "u"]
+    assert model.held_out["u"][1] == model.held_out_worst
+    assert model.held_out["t"][1] < model.held_out["u"][1]
+    shown = dict(describe_fit(model))
+    assert shown["unseen, u"] == "off by " + "{:.1%} (median), {:.1%}".format(*model.held_out["u"])
+
+
 def test_runs_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="2 machines"):
-        fit_runs([_run(17.0), _run(17.0, machine="cuda H100")], SHAPE)
+        fit_runs([_run(17.0), _run(17.0, machine="cuda H100")], [SHAPE])
     with pytest.raises(ResultError, match=r"no run is of qwen3\.5-4b"):
-        fit_runs([_run(17.0)], read_shape("qwen3.5-4b"))
+        fit_runs([_run(17.0)], [SHAPE, read_shape("qwen3.5-4b")])
     path = tmp_path / "steps.jsonl"
     path.write_text('{"format": "paceline-steps/2"}\n')
     with pytest.raises(ResultError, match="no measured run"):
         read_runs(path)
+
+
+def test_the_bundled_model_knows_both_shapes_and_its_error_on_each(tmp_path: Path) -> None:
+    model = read_step_model("h200")
+    assert set(model.held_out) == {"qwen3.5-4b", "qwen3.8-27b"}
+    assert model.errors("qwen3.8-27b") == model.held_out["qwen3.8-27b"]
+    assert model.errors() == (model.held_out_median, model.held_out_worst)
+    assert "of qwen3.5-4b" in model.describe("qwen3.5-4b")
+    with pytest.raises(ResultError, match="h200"):
+        read_step_model(tmp_path / "h100")
