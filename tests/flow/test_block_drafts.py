@@ -30,6 +30,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"mask_token_id": 127, "sliding_window": 16, "draft_vocab_size": 64},
     ),
     "P-EAGLE": ("eagle3", {"mask_token_id": 127, "parallel": True}),
+    "EAGLE-3 with its norms": (
+        "eagle3",
+        {"norm_before_fc": True, "fc_norm": True, "norm_output": True},
+    ),
 }
 NEAR = 0.25  # of the draft's own logits: what bf16 rounds away
 
