@@ -54,6 +54,8 @@ OPTIONS: dict[str, list[str]] = {
     "data tokenize": ["--out", "--target", "--thinking", "conversations"],
     "data vocabulary": ["--target", "data"],
     "demo": ["--out"],
+    "draft export": ["--out", "--verifier", "draft"],
+    "draft import": ["--k", "--out", "source"],
     "eval": [
         "--baseline",
         "--cycles",

@@ -15,6 +15,7 @@ from paceline.cli import (
     evaluate,
     fetch,
     forecast,
+    interchange,
     judge,
     leaderboard,
     quality,
@@ -71,5 +72,6 @@ app.command("tune")(tune.tune)
 app.command("forecast")(forecast.forecast)
 app.command("submit")(submit.submit)
 app.command("fetch")(fetch.fetch)
+app.add_typer(interchange.app, name="draft")
 app.add_typer(judge.app, name="judge")
 app.command("leaderboard")(leaderboard.leaderboard)
