@@ -26,8 +26,8 @@ _GOAL, _FLOOR = 150.0, 140.0
 Cells = dict[str, dict[str, Any]]
 
 
-def render_table(folder: Path, page: Path) -> None:
-    """families.md from every record in `folder`."""
+def render_table(folder: Path, page: Path, speeds: Path | None = None) -> None:
+    """families.md from every record in `folder`; speeds: a folder of bench/train_families.py's."""
     records = [read_json(path) for path in sorted(folder.glob("*.json"))]
     lines = [
         "# Every family, plain and quantised",
@@ -44,6 +44,8 @@ def render_table(folder: Path, page: Path) -> None:
         for record in records:
             lines += _served(target, record)
         lines += _best(target, records)
+        for path in sorted(speeds.glob("train_families-*.json")) if speeds is not None else ():
+            lines += _speed(target, read_json(path))
     known = [record["machine"] for record in records]
     lines += ["", *(f"On {name}: not measured." for name in _MACHINES if name not in known), ""]
     write_text(page, "\n".join(lines))
@@ -181,6 +183,40 @@ def _best(target: str, records: list[dict[str, Any]]) -> list[str]:
         "",
         *needed_lines(rules, [_FLOOR, _GOAL], baseline_length=baseline),
     ]
+
+
+def _speed(target: str, record: Mapping[str, Any]) -> list[str]:
+    """Training, beside the roofline of the machine that it ran on."""
+    if record["target"] != target:
+        return []
+    peaks = record["peaks"]
+    heads = [
+        "draft",
+        "tokens/s",
+        "memory, GiB",
+        "M operations a token",
+        "kB a token",
+        "of roofline",
+    ]
+    lines = [
+        "",
+        f"### {target}: training on {record['provenance']['machine']} ({record['device']})",
+        "",
+        f"`bench/train_families.py`; the target's features kept. Peaks measured there: "
+        f"{peaks['operations_per_s'] / 1e12:.2f} T operations/s (bf16), "
+        f"{peaks['bytes_per_s'] / 1e9:.1f} GB/s. Roofline: the larger of operations ÷ peak and "
+        "bytes ÷ bandwidth, over the time it took.",
+        "",
+        _row(heads),
+        _row(["---", *["---:"] * 5]),
+    ]
+    for name, found in sorted(record["families"].items()):
+        cells = [name, f"{found['tokens_per_s']:,.0f}", f"{found['memory_bytes'] / 2**30:.2f}"]
+        cells.append(f"{found['operations_per_token'] / 1e6:,.0f}")
+        epoch = found["an_epoch"]
+        cells.append(f"{epoch['bytes'] / epoch['tokens'] / 1e3:,.0f}")
+        lines.append(_row([*cells, f"{100 * found['roofline']['share']:.0f} %"]))
+    return lines
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ from paceline.validate import validate_draft
 
 HERE = Path(__file__).resolve().parent
 RESULTS = RECIPES.parent / "docs" / "results"
+SPEEDS = RECIPES.parent / "bench" / "results"
 _KEPT = ("value", "low", "high", "terms")  # of a score
 
 
@@ -306,7 +307,7 @@ def main() -> None:
     args = read_args()
     folder, page = args.results / "families", args.results / "families.md"
     if args.render:
-        return render_table(folder, page)
+        return render_table(folder, page, SPEEDS)
     args.work.mkdir(parents=True, exist_ok=True)
     if args.per_category:
         args.prompts = str(write_few_prompts(args.work, args.per_category))
@@ -337,7 +338,7 @@ def main() -> None:
         }
         facts |= {"notes": args.note or found.get("notes", [])}
         write_json(record, {**found, **facts})
-        render_table(folder, page)
+        render_table(folder, page, SPEEDS)
         print(f"{key}: {time.monotonic() - began:.0f} s", flush=True)
     print(f"table: {page}")
     if failed:

@@ -142,7 +142,23 @@ def test_records_of_two_machines_make_one_page(page: Any, tmp_path: Path) -> Non
         quantised = {"pocket/eagle3/w4a16": full, "pocket/eagle3/w8a8": small}
         record = {"machine": machine, "cells": {"pocket/mtp/bf16": cell, **quantised}}
         (folder / f"{machine}.json").write_text(json.dumps(record))
-    page.render_table(folder, tmp_path / "families.md")
+    speed = {
+        "target": "pocket",
+        "device": "cpu",
+        "peaks": {"operations_per_s": 4e11, "bytes_per_s": 2e10},
+        "provenance": {"machine": "two cores"},
+        "families": {
+            "mtp": {
+                "tokens_per_s": 1234.4,
+                "memory_bytes": 2**30,
+                "operations_per_token": 5_000_000,
+                "an_epoch": {"bytes": 4000, "tokens": 2},
+                "roofline": {"share": 0.415},
+            }
+        },
+    }
+    (tmp_path / "train_families-cpu.json").write_text(json.dumps(speed))
+    page.render_table(folder, tmp_path / "families.md", tmp_path)
     text = (tmp_path / "families.md").read_text()
     assert text.count("| mtp | 0.00 M | 0.00 MB |  |  | 7 | 2.0 |  |") == 1
     row = next(line for line in text.splitlines() if line.startswith("| mtp | 2.00"))
@@ -155,6 +171,7 @@ def test_records_of_two_machines_make_one_page(page: Any, tmp_path: Path) -> Non
     assert "| **eagle3, w4a16** | 2.00" in text
     assert "| eagle3, w8a8 | 2.00" in text
     assert "On 2-cores: not measured." in text
+    assert "| mtp | 1,234 | 1.00 | 5 | 2 | 42 % |" in text
     assert "On one-h200: not measured." not in text
     assert "Not reached: the best draft here is" in text
     assert "| memory | 0.25 | 2.500 | 2.000 | 50.0 |" in text
