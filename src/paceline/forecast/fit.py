@@ -30,6 +30,7 @@ __all__ = [
     "fit_runs",
     "fit_step_model",
     "solve_costs",
+    "undisturbed_ms",
 ]
 
 _MIN_FOR_HELD_OUT = 4
@@ -126,15 +127,16 @@ def build_points(
                     target=run.target,
                     configuration=run.key,
                     work=work,
-                    step_ms=_undisturbed_ms(run, point, runs),
+                    step_ms=undisturbed_ms(run, point, runs),
                     tokens=context,
                 )
             )
     return points
 
 
-def _undisturbed_ms(run: StepRun, point: StepPoint, runs: Sequence[StepRun]) -> float:
-    """Of the fastest answer; a reference has those beside every other configuration too."""
+def undisturbed_ms(run: StepRun, point: StepPoint, runs: Sequence[StepRun]) -> float:
+    """Milliseconds of a step of the fastest answer; `point` is one of `run`. A reference has the
+    answers beside every other configuration of `runs` too."""
     beside = [
         other.reference_ms
         for paired in runs
