@@ -148,6 +148,36 @@ def test_pairs_are_asked_in_turn_and_the_first_changes(tmp_path: Path) -> None:
     assert found.runs[0].points[0].ratio is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "asked"),
+    [
+        ([0.015] * 4, 4),
+        ([0.015, 0.020, 0.030, 0.025, 0.019, 0.0151], 6),  # 15.1 is within 1 % of 15
+        ([0.015 * 1.02**n for n in range(20)], 12),  # never: three times the planned four
+    ],
+)
+def test_a_disturbed_engine_is_asked_again(tmp_path: Path, steps: list[float], asked: int) -> None:
+    class Disturbed(_Engine):
+        def generate(self, requests: Any, **_: Any) -> list[Answer]:
+            self.asked.append(self.name)
+            return [_answer(next(times)) for _ in requests]
+
+    times = iter([0.1, *steps])  # the first answer is the warm-up
+
+    @contextlib.contextmanager
+    def open_endpoint(one: Configuration) -> Iterator[Any]:
+        own = Disturbed if one.name == "plain" else _Engine
+        yield own(one.name, 0.010, room.asked)
+
+    room = _Room()
+    plan, path = _plan(), tmp_path / "steps.jsonl"
+    found = measure_steps(plan, SHAPE, open_endpoint, path=path, machine="m", engine="vllm 0.31.0")
+    assert room.asked.count("plain") == 1 + asked
+    point = found.runs[1].points[0]
+    assert (point.num_repeats, len(point.repeats_ms)) == (asked, asked)
+    assert point.reference_ms == pytest.approx(10)
+
+
 def test_a_rerun_measures_only_what_is_missing(tmp_path: Path) -> None:
     path, plan = tmp_path / "steps.jsonl", _plan("a", "b")
     first = _Room("a")
