@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RecipeError
-from paceline.train.recipe_checks import INIT_WORDS, check_recipe, wrong_key
+from paceline.train.recipe_checks import EAGLE3_NORMS, INIT_WORDS, check_recipe, wrong_key
 from paceline.train.schedule import learning_rate
 
 __all__ = [
@@ -184,7 +184,7 @@ class Recipe:
         value = dataclasses.asdict(self)
         del value["path"]
         value["init"]["from"] = value["init"].pop("from_")
-        later = [("draft", name) for name in ("norm_before_fc", "fc_norm", "norm_output")]
+        later = [("draft", name) for name in EAGLE3_NORMS]
         for table, key in (("init", "layers"), ("loss", "pace_alpha"), *later):
             if value[table][key] in (None, False):  # only where they are set
                 del value[table][key]

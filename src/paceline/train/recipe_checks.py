@@ -13,7 +13,7 @@ from paceline.train.schedule import SCHEDULES
 if TYPE_CHECKING:
     from paceline.train.recipe import Recipe
 
-__all__ = ["INIT_WORDS", "check_recipe", "wrong_key"]
+__all__ = ["EAGLE3_NORMS", "INIT_WORDS", "check_recipe", "wrong_key"]
 
 # what `init.from` may say beside a draft folder, and for which families
 INIT_WORDS: dict[str, tuple[str, ...]] = {
@@ -23,10 +23,10 @@ INIT_WORDS: dict[str, tuple[str, ...]] = {
 }
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _TAPPED = ("draft_vocab_size", *_SIZES, "aux_layer_ids", "mask_token_id")
-_EAGLE3_NORMS = ("norm_before_fc", "fc_norm", "norm_output")
+EAGLE3_NORMS = ("norm_before_fc", "fc_norm", "norm_output")
 # the keys of [draft] that each family reads beside num_speculative_tokens
 _SHAPE_KEYS: dict[str, tuple[str, ...]] = {
-    "eagle3": (*_TAPPED, "norm_before_residual", *_EAGLE3_NORMS, "parallel"),
+    "eagle3": (*_TAPPED, "norm_before_residual", *EAGLE3_NORMS, "parallel"),
     "medusa": ("num_layers", "one_head", "trains_head"),
     "draft_model": ("num_layers", "hidden_size", *_SIZES, "own_head"),
     "dflash": (*_TAPPED, "num_layers", "causal", "sliding_window"),

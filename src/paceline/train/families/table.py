@@ -34,6 +34,7 @@ from paceline.train.families import (
 from paceline.train.families.module import DraftModule
 from paceline.train.features import FrozenTarget
 from paceline.train.recipe import Recipe
+from paceline.train.recipe_checks import EAGLE3_NORMS
 from paceline.train.vocabulary import offsets
 
 __all__ = ["FAMILIES", "Family", "Start", "get_family", "start_module"]
@@ -124,8 +125,7 @@ def _eagle3_config(recipe: Recipe, target: TargetFacts) -> dict[str, Any]:
         mask_token_id=recipe.draft.mask_token_id,
         **_sizes(recipe),
     )
-    norms = ("norm_before_fc", "fc_norm", "norm_output")
-    return config | {name: True for name in norms if getattr(recipe.draft, name)}
+    return config | {name: True for name in EAGLE3_NORMS if getattr(recipe.draft, name)}
 
 
 def _eagle3_start(module: eagle3.Eagle3, start: Start) -> list[str]:
