@@ -18,8 +18,9 @@ from paceline.forecast.measured_record import describe_measured
 from paceline.forecast.memory import DraftMemory, measure_cache_of, measure_memory
 from paceline.forecast.phase import Phase, build_phase_record, read_phase
 from paceline.forecast.run import Forecast, build_forecast
-from paceline.forecast.scaling import ScalingFit, describe_scaling, fit_scaling
+from paceline.forecast.scaling import ScalingFit, fit_scaling
 from paceline.forecast.scaling_points import read_scaling_points
+from paceline.forecast.scaling_record import describe_scaling, scaling_to_json
 from paceline.forecast.score import Goal, StepTime
 from paceline.forecast.search import Candidate, Search, search_designs
 from paceline.forecast.search_record import describe_search, search_to_json
@@ -82,6 +83,7 @@ __all__ = [
     "read_shape",
     "read_space",
     "read_step_model",
+    "scaling_to_json",
     "search_designs",
     "search_to_json",
     "write_step_model",

@@ -2,8 +2,9 @@
 
 length(x) = limit - drop * x**(-power), where x counts tokens, layers or parameters. The exponent is
 taken from a grid and the rest solved exactly with bounds, so the fit has one answer. Intervals come
-from refitting noisy copies of the points: their stated intervals where they have them, else the
-fit's own residuals.
+from refitting noisy copies of the points. Their noise: the points' draws, which are of the same
+prompts in every point and so move the whole curve, and what the curve leaves over (two trainings
+are never alike); or without draws their stated intervals; or without those what is left over alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy.typing
 from paceline.errors import DataError
 from paceline.forecast.scaling_points import ScalingPoint, ScalingPoints
 
-__all__ = ["Prediction", "ScalingFit", "describe_scaling", "fit_scaling"]
+__all__ = ["CARRIES", "HeldOut", "Prediction", "ScalingFit", "fit_scaling"]
 
+CARRIES = 4.0  # times the largest x
 _POWERS = tuple(0.05 * 1.09**i for i in range(48))  # 0.05 to 2.9
 _RESAMPLES = 400
-_CARRIES = 4.0  # times the largest x
 _MIN_POINTS = 4
+_QUANTILES = (0.025, 0.975)
 _Floats = numpy.typing.NDArray[numpy.float64]
 
 
@@ -39,12 +41,33 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A measured point, foreseen by the points below it alone.
+
+    num_left_out: places that the fit did not see, this one the farthest. low, high: what should be
+    measured there in 95 of 100 cases, the measurement's own noise included.
+    """
+
+    x: float
+    num_left_out: int
+    foreseen: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def is_covered(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalingFit:
     """Acceptance lengths, bonus token included. limit: the asymptote, with its interval (95 %).
 
-    worst_residual: largest distance of a point from the curve. last_foreseen, last_measured: the
-    point with the largest x, from a fit without it; None with too few others. at_edge: the exponent
-    is the grid's end, so the points do not decide it.
+    worst_residual: largest distance of a point from the curve. held_out: the last point foreseen
+    without the last place, without the last two, and so on while four points are left. at_edge: the
+    exponent is the grid's end, so the points do not decide it. band: the curve over the points and
+    as far as it carries.
     """
 
     points: ScalingPoints
@@ -55,9 +78,9 @@ class ScalingFit:
     power: float
     at_edge: bool
     worst_residual: float
-    last_foreseen: float | None
-    last_measured: float
+    held_out: tuple[HeldOut, ...]
     predictions: tuple[Prediction, ...]
+    band: tuple[Prediction, ...]
 
     def predict(self, x: float) -> float:
         return float(self.limit - self.drop * x ** (-self.power))
@@ -74,32 +97,27 @@ def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
             expected=f"at least {_MIN_POINTS} points at {_MIN_POINTS - 1} places: the curve has"
             " three unknowns",
         )
-    x = numpy.array([point.x for point in listed])
-    y = numpy.array([point.acceptance_length for point in listed])
     ceiling = points.num_speculative_tokens + 1.0
+    x, y = _arrays(listed)
     limit, drop, power = _solve(x, y, ceiling)
     residuals = y - (limit - drop * x ** (-power))
     dice = numpy.random.default_rng(seed)
-    spread = _spread(listed, residuals)
-    solved = []
-    for _ in range(_RESAMPLES):
-        noisy = numpy.clip(y + dice.standard_normal(len(y)) * spread, 1.0, ceiling)
-        solved.append(_solve(x, noisy, ceiling))
+    noise = _draw_noise(listed, residuals, dice)
+    solved = [_solve(x, numpy.clip(y + row, 1.0, ceiling), ceiling) for row in noise]
     limits = numpy.array([one[0] for one in solved])
-    predictions = []
-    for at in points.predict:
+    low, high = numpy.quantile(limits, _QUANTILES)
+
+    def foresee(at: float) -> Prediction:
         values = numpy.array([a - b * at ** (-c) for a, b, c in solved])
-        low, high = numpy.quantile(values, [0.025, 0.975])
-        predictions.append(
-            Prediction(
-                x=at,
-                value=limit - drop * at ** (-power),
-                low=float(low),
-                high=float(high),
-                carries=distinct[0] <= at <= _CARRIES * distinct[-1],
-            )
+        low, high = numpy.quantile(values, _QUANTILES)
+        return Prediction(
+            x=at,
+            value=float(limit - drop * at ** (-power)),
+            low=float(low),
+            high=float(high),
+            carries=bool(distinct[0] <= at <= CARRIES * distinct[-1]),
         )
-    low, high = numpy.quantile(limits, [0.025, 0.975])
+
     return ScalingFit(
         points=points,
         limit=limit,
@@ -109,10 +127,17 @@ def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
         power=power,
         at_edge=power in (_POWERS[0], _POWERS[-1]),
         worst_residual=float(numpy.abs(residuals).max()),
-        last_foreseen=_foresee_last(x, y, ceiling),
-        last_measured=float(y[-1]),
-        predictions=tuple(predictions),
+        held_out=_hold_out(listed, distinct, ceiling, dice),
+        predictions=tuple(foresee(at) for at in points.predict),
+        band=tuple(
+            foresee(float(at)) for at in numpy.geomspace(distinct[0], CARRIES * distinct[-1], 49)
+        ),
     )
+
+
+def _arrays(points: Sequence[ScalingPoint]) -> tuple[_Floats, _Floats]:
+    x = numpy.array([point.x for point in points])
+    return x, numpy.array([point.acceptance_length for point in points])
 
 
 def _solve(x: _Floats, y: _Floats, ceiling: float) -> tuple[float, float, float]:
@@ -133,67 +158,53 @@ def _solve(x: _Floats, y: _Floats, ceiling: float) -> tuple[float, float, float]
     return float(limit[best]), float(drop[best]) * float(x[0]) ** power, power
 
 
-def _spread(points: Sequence[ScalingPoint], residuals: _Floats) -> _Floats:
-    """Standard error of each point: from its interval, else the residuals' (three unknowns)."""
-    free = max(1, len(points) - 3)
-    common = math.sqrt(float((residuals**2).sum()) / free)
-    return numpy.array(
-        [
-            common if p.low is None or p.high is None else max((p.high - p.low) / 3.92, 0.0)
-            for p in points
-        ]
-    )
-
-
-def _foresee_last(x: _Floats, y: _Floats, ceiling: float) -> float | None:
-    rest = x < x[-1]
-    if len(set(x[rest].tolist())) < _MIN_POINTS - 1:
-        return None
-    limit, drop, power = _solve(x[rest], y[rest], ceiling)
-    return float(limit - drop * x[-1] ** (-power))
-
-
-def describe_scaling(fit: ScalingFit, target: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(title, [(label, value)]): the curve, its predictions, and how far they carry."""
-    points = fit.points
-    xs = sorted(point.x for point in points.points)
-    about = [
-        (
-            "points",
-            f"{len(xs)} of {points.family} on {points.target}, K ="
-            f" {points.num_speculative_tokens}, {xs[0]:,.0f} to {xs[-1]:,.0f} {points.axis}",
-        ),
-        ("curve", f"{fit.limit:.3f} - {fit.drop:.4g} x {points.axis}^-{fit.power:.3f}"),
-        ("towards", f"{fit.limit:.2f} ({fit.limit_low:.2f} to {fit.limit_high:.2f})"),
-        ("on its points", f"off by at most {fit.worst_residual:.3f}"),
+def _draw_noise(
+    points: Sequence[ScalingPoint], residuals: _Floats, dice: numpy.random.Generator
+) -> _Floats:
+    """Noise of each copy and point [R, N]; residuals: of the fitted points, the first of them."""
+    free = max(1, len(residuals) - 3)
+    left_over = math.sqrt(float((residuals**2).sum()) / free)
+    normal = dice.standard_normal((_RESAMPLES, len(points)))
+    if points[0].draws:
+        draws = numpy.array([point.draws for point in points]).T
+        draws = draws - draws.mean(axis=0)
+        chosen = dice.integers(len(draws), size=_RESAMPLES)
+        return numpy.asarray(draws[chosen] + left_over * normal, dtype=numpy.float64)
+    spread = [
+        left_over if p.low is None or p.high is None else max((p.high - p.low) / 3.92, 0.0)
+        for p in points
     ]
-    if fit.last_foreseen is not None:
-        about.append(
-            (
-                "largest run",
-                f"{fit.last_foreseen:.3f} foreseen from the others, {fit.last_measured:.3f}"
-                " measured",
+    return numpy.asarray(numpy.array(spread) * normal, dtype=numpy.float64)
+
+
+def _hold_out(
+    listed: Sequence[ScalingPoint],
+    distinct: Sequence[float],
+    ceiling: float,
+    dice: numpy.random.Generator,
+) -> tuple[HeldOut, ...]:
+    """The last point from ever fewer below it."""
+    last, found = listed[-1], []
+    for num in range(1, len(distinct)):
+        rest = [point for point in listed if point.x < distinct[-num]]
+        if len(rest) < _MIN_POINTS or len({point.x for point in rest}) < _MIN_POINTS - 1:
+            break
+        x, y = _arrays(rest)
+        limit, drop, power = _solve(x, y, ceiling)
+        noise = _draw_noise([*rest, last], y - (limit - drop * x ** (-power)), dice)
+        values = []
+        for row in noise:
+            a, b, c = _solve(x, numpy.clip(y + row[:-1], 1.0, ceiling), ceiling)
+            values.append(a - b * last.x ** (-c) - row[-1])
+        low, high = numpy.quantile(values, _QUANTILES)
+        found.append(
+            HeldOut(
+                x=last.x,
+                num_left_out=num,
+                foreseen=float(limit - drop * last.x ** (-power)),
+                low=float(low),
+                high=float(high),
+                measured=last.acceptance_length,
             )
         )
-    found = []
-    for one in fit.predictions:
-        text = f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
-        if not one.carries:
-            text += "; BEYOND what these points carry: a guess, whatever the interval says"
-        found.append((f"{one.x:,.0f}", text))
-    honest = [
-        f"the curve is seen from {xs[0]:,.0f} to {xs[-1]:,.0f} {points.axis}; up to"
-        f" {_CARRIES:g} times the end it may carry, beyond that it is a guess",
-    ]
-    if points.target != target:
-        honest.append(
-            f"measured on {points.target}, asked for {target}: the form of the curve may carry"
-            " over, its height does not"
-        )
-    if fit.at_edge:
-        honest.append("these points do not decide the exponent: more places are needed")
-    return [
-        ("Acceptance by scaling", about),
-        (f"Acceptance length at {points.axis}", found or [("-", "no place is asked for")]),
-        ("How far it carries", [("-", text) for text in honest]),
-    ]
+    return tuple(found)

@@ -15,17 +15,22 @@ __all__ = ["AXES", "ScalingPoint", "ScalingPoints", "parse_scaling_points", "rea
 
 AXES = ("tokens", "layers", "parameters")
 _KEYS = ("axis", "target", "family", "num_speculative_tokens", "predict", "points")
-_POINT = ("x", "acceptance_length", "low", "high")
+_POINT = ("x", "acceptance_length", "low", "high", "draws")
+_MIN_DRAWS = 40  # fewer do not reach a 95 % interval's ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingPoint:
-    """One served run. low, high: its 95 % interval; None where it has none."""
+    """One served run. low, high: its 95 % interval; None where it has none.
+
+    draws: its length on prompts drawn again; draw i is of the same prompts in every point.
+    """
 
     x: float
     acceptance_length: float
     low: float | None
     high: float | None
+    draws: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,13 @@ def parse_scaling_points(text: str, *, where: str = "points") -> ScalingPoints:
     if not isinstance(listed, list) or not isinstance(predict, list):
         raise DataError("points and predict are lists", where=where, expected="[[points]] tables")
     points = [_point(one, k, f"{where}: points {n}") for n, one in enumerate(listed, 1)]
+    counts = sorted({len(point.draws) for point in points})
+    if len(counts) > 1:
+        raise DataError(
+            f"the points have {' and '.join(map(str, counts))} draws",
+            where=where,
+            expected="as many in every point, each of the same prompts",
+        )
     return ScalingPoints(
         name=where,
         axis=table["axis"],
@@ -95,7 +107,21 @@ def _point(table: object, k: int, where: str) -> ScalingPoint:
         low = _number(table["low"], 1.0, length, f"{where}: low")
         high = _number(table["high"], length, k + 1.0, f"{where}: high")
     x = _number(table["x"], 0.0, math.inf, f"{where}: x")
-    return ScalingPoint(x=x, acceptance_length=length, low=low, high=high)
+    return ScalingPoint(
+        x=x,
+        acceptance_length=length,
+        low=low,
+        high=high,
+        draws=_draws(table.get("draws", []), k, f"{where}: draws"),
+    )
+
+
+def _draws(value: object, k: int, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or 0 < len(value) < _MIN_DRAWS:
+        raise DataError(
+            f"is {show_value(value)}", where=where, expected=f"a list of {_MIN_DRAWS} or more"
+        )
+    return tuple(_number(one, 1.0, k + 1.0, where) for one in value)
 
 
 def _require_keys(

@@ -12,12 +12,14 @@ from paceline.report.pdf import write_pdf
 from paceline.report.phase_page import build_phase_page, write_phase_page
 from paceline.report.price import render_price
 from paceline.report.quality import render_quality
+from paceline.report.scaling_plot import draw_scaling
 from paceline.report.terminal import print_report, render_score_table
 
 __all__ = [
     "build_page",
     "build_phase_page",
     "draw_frontier",
+    "draw_scaling",
     "list_ranked",
     "print_report",
     "read_submissions",
