@@ -104,12 +104,11 @@ def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
     dice = numpy.random.default_rng(seed)
     noise = _draw_noise(listed, residuals, dice)
     solved = [_solve(x, numpy.clip(y + row, 1.0, ceiling), ceiling) for row in noise]
-    limits = numpy.array([one[0] for one in solved])
+    limits, drops, powers = numpy.array(solved).T
     low, high = numpy.quantile(limits, _QUANTILES)
 
     def foresee(at: float) -> Prediction:
-        values = numpy.array([a - b * at ** (-c) for a, b, c in solved])
-        low, high = numpy.quantile(values, _QUANTILES)
+        low, high = numpy.quantile(limits - drops * at ** (-powers), _QUANTILES)
         return Prediction(
             x=at,
             value=float(limit - drop * at ** (-power)),

@@ -57,7 +57,7 @@ def describe_scaling(fit: ScalingFit, target: str) -> list[tuple[str, list[tuple
 def _describe_held_out(one: HeldOut) -> tuple[str, str]:
     word = "inside" if one.is_covered else "OUTSIDE: do not trust the intervals below"
     return (
-        f"without the last {one.num_left_out}",
+        "without the last" + (f" {one.num_left_out}" if one.num_left_out > 1 else ""),
         f"{one.foreseen:.2f} ({one.low:.2f} to {one.high:.2f}); {one.measured:.2f} measured,"
         f" {word}",
     )

@@ -80,18 +80,20 @@ def draw_scaling(record: Mapping[str, Any]) -> Markup:
 
 
 def _legend(held: list[Any]) -> list[str]:
-    y = _HEIGHT - 14
+    y = _HEIGHT - 30
     parts = [
         f'<circle class="dot" cx="{_LEFT + 5}" cy="{y - 4}" r="4"/>',
         _text(_LEFT + 16, y, "served, 95 % over prompts", "start"),
-        _line(_LEFT + 196, y - 4, _LEFT + 220, y - 4, "curve"),
-        _text(_LEFT + 227, y, "fit, dashed beyond the points", "start"),
+        _line(_LEFT + 220, y - 4, _LEFT + 244, y - 4, "curve"),
+        _text(_LEFT + 252, y, "fit with 95 %, dashed beyond the points", "start"),
     ]
     if held:
         num = held[0]["num_left_out"]
         words = "last point" if num == 1 else f"last {num} points"
-        parts.append(f'<circle class="held" cx="{_LEFT + 420}" cy="{y - 4}" r="4"/>')
-        parts.append(_text(_LEFT + 431, y, f"foreseen without the {words}", "start"))
+        parts.append(f'<circle class="held" cx="{_LEFT + 5}" cy="{y + 17}" r="4"/>')
+        parts.append(
+            _text(_LEFT + 16, y + 21, f"the last point as foreseen without the {words}", "start")
+        )
     return parts
 
 
