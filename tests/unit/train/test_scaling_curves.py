@@ -116,6 +116,7 @@ def test_lengths_and_their_draws_by_hand(curves: Any) -> None:
     lengths, draws = curves.resample_lengths([one, one, [["p", "chat", 6, 2], ["q", "chat", 0, 2]]])
     assert lengths.tolist() == [2.0, 2.0, 2.5]
     assert (draws[:, 0] == draws[:, 1]).all()
+    assert (draws[:, 0] == curves.resample_lengths([one])[1][:, 0]).all()  # a function of the seed
     assert set(draws[:, 0].tolist()) == {1.5, 2.0, 2.5}  # qq, pq, pp
     assert set(np.round(draws[:, 2] - draws[:, 0], 6).tolist()) == {-0.5, 0.5, 1.5}
     with pytest.raises(DataError, match="different prompts"):
