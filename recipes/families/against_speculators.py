@@ -23,6 +23,7 @@ takes 359 of its 359 served steps. Not run on a GPU yet.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,17 +279,24 @@ class TimeUpError(Exception):
     """The minutes of this run are over; finished stages are kept."""
 
 
-def end_at(minutes: float | None) -> float:
-    """Monotonic seconds; a stage that is still running then is stopped."""
+@contextlib.contextmanager
+def minutes_left(minutes: float | None) -> Iterator[Callable[[], float]]:
+    """Seconds that are left; at their end what runs inside is stopped by a TimeUpError."""
     if minutes is None:
-        return float("inf")
+        yield lambda: float("inf")
+        return
 
     def stop(*_: object) -> None:
         raise TimeUpError
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(max(1, int(60.0 * minutes)))
-    return time.monotonic() + 60.0 * minutes
+    end = time.monotonic() + 60.0 * minutes
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 60.0 * minutes)
+    try:
+        yield lambda: end - time.monotonic()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read_args() -> argparse.Namespace:
@@ -324,22 +332,22 @@ def read_args() -> argparse.Namespace:
 
 def run_stages(args: argparse.Namespace, log: dict[str, Any], path: Path) -> str | None:
     """Runs what is not in the log yet; why it stopped before the end, or None."""
-    end, foreseen = end_at(args.minutes), foresee_seconds(args)
-    for stage in args.stage or STAGES:
-        if stage in log and not args.stage:
-            continue
-        left = end - time.monotonic()
-        if left < foreseen[stage]:
-            return f"{stage} takes about {foreseen[stage]:.0f} s, {left:.0f} are left"
-        began = time.monotonic()
-        try:
-            found = STAGES[stage](args)
-        except TimeUpError:
-            return f"the minutes ended in stage {stage}"
-        log[stage] = {**found, "stage_s": round(time.monotonic() - began, 1)}
-        log["provenance"] = build_provenance(seed=0)
-        write_json(path, log)
-        print(f"{stage}: {json.dumps(log[stage])[:400]}", flush=True)
+    foreseen = foresee_seconds(args)
+    with minutes_left(args.minutes) as left:
+        for stage in args.stage or STAGES:
+            if stage in log and not args.stage:
+                continue
+            if left() < foreseen[stage]:
+                return f"{stage} takes about {foreseen[stage]:.0f} s, {left():.0f} are left"
+            began = time.monotonic()
+            try:
+                found = STAGES[stage](args)
+            except TimeUpError:
+                return f"the minutes ended in stage {stage}"
+            log[stage] = {**found, "stage_s": round(time.monotonic() - began, 1)}
+            log["provenance"] = build_provenance(seed=0)
+            write_json(path, log)
+            print(f"{stage}: {json.dumps(log[stage])[:400]}", flush=True)
     return None
 
 
