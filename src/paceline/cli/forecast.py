@@ -28,7 +28,10 @@ def forecast(
     designs: Annotated[
         list[Path] | None, typer.Argument(help="DESIGN.toml: family, K and sizes.")
     ] = None,
-    rules: Annotated[str | None, typer.Option("--rules", help="Contest rules; emc2-2027.")] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option("--rules", help="Contest rules, emc2-2027; adaptfm-2026: latency alone."),
+    ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option("--baseline", help="The baseline's DESIGN.toml; else the target's MTP head."),
@@ -41,7 +44,8 @@ def forecast(
         float | None, typer.Option("--bandwidth", help="Assumed bandwidth in GB/s; 3500.")
     ] = None,
     step_model: Annotated[
-        Path | None, typer.Option("--step-model", help="Step times by a model that --fit wrote.")
+        Path | None,
+        typer.Option("--step-model", help="Step times by a model: h200, or what --fit wrote."),
     ] = None,
     search: Annotated[
         str | None,
@@ -159,6 +163,17 @@ def forecast(
                 f"{len(designs or [])} designs are named",
                 expected="one DESIGN.toml, or --search, --fit, --acceptance, --measure",
             )
+        from paceline.rules import list_challenges
+
+        if rules in list_challenges():
+            for given, option in (
+                (baseline, "--baseline"),
+                (baseline_acceptance, "--baseline-acceptance"),
+            ):
+                if given is not None:
+                    raise PlanError(f"{option} has no effect with {rules}", fix="Leave it out.")
+            _forecast_latency(designs[0], target, bandwidth, step_model, as_json)
+            return
         _forecast(
             designs[0],
             target,
@@ -215,6 +230,27 @@ def _forecast(
         typer.echo(json.dumps(result.to_json_dict(), indent=2, ensure_ascii=False))
         return
     for title, lines in describe_forecast(result):
+        print_facts(title, lines)
+
+
+def _forecast_latency(
+    design: Path, target: str, bandwidth: float, step_model: Path | None, as_json: bool
+) -> None:
+    from paceline.eval import REGIMES
+    from paceline.forecast import build_latency, describe_latency, read_design, read_shape
+
+    shape = read_shape(target)
+    found = build_latency(
+        read_design(design, shape),
+        shape,
+        [(regime.prompt_tokens, regime.new_tokens) for regime in REGIMES],
+        bandwidth_gb_s=bandwidth,
+        model=_read_model(step_model),
+    )
+    if as_json:
+        typer.echo(json.dumps(found.to_json_dict(), indent=2, ensure_ascii=False))
+        return
+    for title, lines in describe_latency(found):
         print_facts(title, lines)
 
 

@@ -7,6 +7,7 @@ from paceline.forecast.describe import describe_forecast
 from paceline.forecast.design import Design, native_baseline, parse_design, read_design
 from paceline.forecast.draft_config import build_draft_config, list_own_tensors
 from paceline.forecast.fit import describe_fit, fit_runs, fit_step_model
+from paceline.forecast.latency import build_latency, describe_latency
 from paceline.forecast.measure import Measured, measure_steps
 from paceline.forecast.measure_plan import (
     Configuration,
@@ -54,10 +55,12 @@ __all__ = [
     "append_run",
     "build_draft_config",
     "build_forecast",
+    "build_latency",
     "build_measure_plan",
     "build_phase_record",
     "describe_fit",
     "describe_forecast",
+    "describe_latency",
     "describe_measured",
     "describe_scaling",
     "describe_search",

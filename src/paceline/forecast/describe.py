@@ -9,25 +9,19 @@ from paceline.forecast.memory import DraftMemory
 from paceline.forecast.run import Forecast
 from paceline.forecast.score import Goal
 
-__all__ = ["describe_forecast"]
+__all__ = ["describe_bytes", "describe_design", "describe_forecast"]
 
 _TERMS = {"tau": "acceptance", "memory": "memory", "tpot": "time"}
 
 
 def describe_forecast(forecast: Forecast) -> list[tuple[str, list[tuple[str, str]]]]:
     """(title, [(label, value)]): the design, its bytes, its limits, the score."""
-    memory, sizes = forecast.memory, forecast.memory.sizes
+    memory = forecast.memory
     sections = [
-        ("Design", _design(forecast.design)),
+        ("Design", describe_design(forecast.design)),
         (
             f"Bytes at {memory.context_tokens:,} tokens",
-            [
-                ("parameters", f"{sizes.num_parameters:,}"),
-                ("files", f"{sizes.files_bytes:,} bytes"),
-                *_memory(memory),
-                ("load peak", f"{sizes.load_peak_bytes:,} bytes of weights"),
-                ("attention block", f"{memory.block_tokens:,} tokens"),
-            ],
+            describe_bytes(memory),
         ),
         (
             "Limits",
@@ -61,7 +55,20 @@ def describe_forecast(forecast: Forecast) -> list[tuple[str, list[tuple[str, str
 _USED = ("terms", "gate", "limits", "speculation")
 
 
-def _design(design: Design) -> list[tuple[str, str]]:
+def describe_bytes(memory: DraftMemory) -> list[tuple[str, str]]:
+    """Parameters, files, M by its parts and what loading takes, as (label, value)."""
+    sizes = memory.sizes
+    return [
+        ("parameters", f"{sizes.num_parameters:,}"),
+        ("files", f"{sizes.files_bytes:,} bytes"),
+        *_memory(memory),
+        ("load peak", f"{sizes.load_peak_bytes:,} bytes of weights"),
+        ("attention block", f"{memory.block_tokens:,} tokens"),
+    ]
+
+
+def describe_design(design: Design) -> list[tuple[str, str]]:
+    """Every setting with where it comes from, as (label, value)."""
     lines = []
     for field in dataclasses.fields(design):
         value = getattr(design, field.name)

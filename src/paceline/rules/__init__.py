@@ -6,6 +6,7 @@ from paceline.rules.challenge import (
     GATE_NAMES,
     Challenge,
     QualityGate,
+    list_challenges,
     parse_challenge,
     read_challenge,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "ScoreTerm",
     "compute_score",
     "describe_rules",
+    "list_challenges",
     "list_rules",
     "parse_challenge",
     "parse_rules",

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import RulesError
 from paceline.records import sha256_bytes
 from paceline.rules.contest import TargetRules
-from paceline.rules.read import _read_fields
+from paceline.rules.read import _read_fields, list_rules
 
 __all__ = [
     "GATE_NAMES",
@@ -18,6 +18,7 @@ __all__ = [
     "Challenge",
     "QualityGate",
     "QualityGates",
+    "list_challenges",
     "parse_challenge",
     "read_challenge",
 ]
@@ -78,6 +79,13 @@ class Challenge:
                 expected=f"one of {', '.join(GATE_NAMES)}",
             )
         return gate
+
+
+def list_challenges() -> tuple[str, ...]:
+    """Names of the bundled challenges, sorted: rules with quality gates."""
+    folder = resources.files("paceline.rules")
+    found = {p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")}
+    return tuple(sorted(found - set(list_rules())))
 
 
 def read_challenge(name_or_path: str | Path) -> Challenge:
