@@ -54,8 +54,20 @@ def paceline(*words: object) -> None:
 
 
 def _run(*words: object, env: dict[str, str] | None = None) -> None:
+    """Stopped itself, it stops the program by Ctrl-C, which ends the engines of its own."""
     print("$", " ".join(map(str, words[:12])), flush=True)
-    subprocess.run([str(word) for word in words], check=True, env=env)
+    process = subprocess.Popen([str(word) for word in words], env=env)
+    try:
+        code = process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    if code:
+        sys.exit(f"it ended with {code}; its words are above")
 
 
 # stages
