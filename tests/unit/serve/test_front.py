@@ -342,7 +342,7 @@ def test_what_came_before_a_loss_in_one_piece_is_sent(end: str, play: Callable[.
         assert shown(text) == "I'm glad you"
         assert world.asked[1][2]["prompt"] == [1, 2, 43, 379]
 
-    parts = [([43], "I", None), ([379], "'m", None)]
+    parts: list[tuple[list[int], str, str | None]] = [([43], "I", None), ([379], "'m", None)]
     parts += [([], "", "abort")] if end == "abort" else []
     first = streaming(*parts, end="told" if end == "error" else "well", size=100_000)
     play(scene, first, streaming(([1281, 302], " glad you", "length")))
