@@ -51,15 +51,16 @@ NONE = {"soft": 0.0, "hard": 0.0}
 DEFAULT = "kl + 0.1 ce"
 LOSSES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    "kl + 0.1 ce, fading": {"position_weights": FADING},
+    "kl + 0.1 ce, flat": {},
+    "kl + 0.1 ce, d-pace": {"pace_alpha": 0.5},
     "ce": {**NONE, "hard": 1.0},
-    "ce, fading": {**NONE, "hard": 1.0, "position_weights": FADING},
+    "ce, flat": {**NONE, "hard": 1.0},
+    "ce, d-pace": {**NONE, "hard": 1.0, "pace_alpha": 0.5},
     "kl": {**NONE, "soft": 1.0},
     "reverse kl": {**NONE, "reverse": 1.0},
     "tv + 0.1 ce": {**NONE, "variation": 0.9, "hard": 0.1},
     "lk-hybrid": {**NONE, "hybrid": 1.0},
     "overlap": {**NONE, "overlap": 1.0},
-    "kl + 0.1 ce, d-pace": {"pace_alpha": 0.5},
     "kl + 0.1 ce, normed": {},
 }
 
@@ -81,15 +82,13 @@ def with_loss(
     recipe: Recipe, name: str, *, num_steps: int, seed: int, sizes: Mapping[str, Any]
 ) -> Recipe:
     """The recipe under another loss and seed, for so many steps of such sizes."""
-    changes = dict(LOSSES[name])
-    if "position_weights" in changes:
-        changes["position_weights"] = changes["position_weights"][: recipe.num_unrolled]
+    weights = FLAT if name.endswith(("flat", "d-pace")) else FADING
     optim = dataclasses.replace(recipe.optim, num_steps=num_steps, num_epochs=None)
     optim = dataclasses.replace(optim, warmup_steps=num_steps // 10, **sizes)
     draft = recipe.draft
     if "normed" in name:
         draft = dataclasses.replace(draft, norm_before_fc=True, norm_output=True)
-    mix = dataclasses.replace(LossMix(), **changes)
+    mix = LossMix(position_weights=weights[: recipe.num_unrolled], **LOSSES[name])
     return dataclasses.replace(recipe, loss=mix, optim=optim, draft=draft, seed=seed)
 
 
@@ -213,21 +212,32 @@ def render(paths: Sequence[Path], page: Path) -> None:
             f"## {found['target']}, {found['recipe']}, {found['steps']} steps",
             "",
             f"{found['rows']:,} rows, {some['tokens_seen']:,} tokens seen in each run; "
-            f"{len(seeds)} seeds; {len(some['greedy'])} answers held out.",
+            f"seeds {', '.join(seeds)}; {len(some['greedy'])} answers held out.",
             "",
-            "| loss | greedy | × default | sampled | × default | training, s |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            "| loss | greedy | × default | sampled | × default |",
+            "| --- | ---: | ---: | ---: | ---: |",
         ]
+        told: dict[str, list[str]] = {"longer": [], "shorter": []}
         for name in names:
             cells = []
             for figure in ("greedy", "sampled"):
                 ratio, half, length = compare(runs, name, figure, seeds)
                 own = "1" if name == DEFAULT else f"{ratio:.3f} ± {half or float('nan'):.3f}"
                 cells += [f"{length:.3f}", own]
-            seconds = np.mean([runs[f"{name}/{seed}"]["training_s"] for seed in seeds])
+                if half is not None and abs(ratio - 1.0) > half > 0.0:
+                    told["longer" if ratio > 1.0 else "shorter"].append(f"{name} ({figure})")
             shown = f"{name} (the default)" if name == DEFAULT else name
-            lines.append(f"| {shown} | {' | '.join(cells)} | {seconds:.0f} |")
+            lines.append(f"| {shown} | {' | '.join(cells)} |")
+        lines.append("")
+        for word, which in told.items():
+            lines.append(f"- {word} than the default by more than the interval: {_list(which)}.")
+        if len(seeds) == 1:
+            lines.append("- One seed: the intervals are over answers alone.")
     write_text(page, "\n".join([*lines, ""]))
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none"
 
 
 def main() -> None:
