@@ -18,6 +18,7 @@ from paceline.draft import (
     Draft,
     Scheme,
     build_contract,
+    drafts_in_parallel,
     read_scheme,
     read_tensors,
     write_draft,
@@ -108,6 +109,8 @@ def plan_draft(
             fix="Leave --head out, or cut the vocabulary too (--vocab).",
         )
     kept = _find_kept(shapes, keep)
+    if draft.family == "eagle3" and drafts_in_parallel(draft.config):
+        kept.add("fc")  # vLLM 0.31.0 gives it the masked state as one row; its kernels want a batch
     chosen = {name: shape for name, shape in shapes.items() if name not in kept}
     if not chosen:
         raise PlanError("nothing is left to quantise", where="--keep")

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from builders import VOCAB, build_draft, build_target_facts  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from paceline.draft import (  # noqa: E402
     Draft,
@@ -123,6 +124,19 @@ def test_kept_matrices_stay_and_are_ignored_by_vllm(draft: Draft, tmp_path: Path
         plan_draft(draft, choose("w4a16"), keep=["gate_proj"])
     with pytest.raises(PlanError, match="'nonsense' names no matrix"):
         plan_draft(draft, choose("w4a16"), keep=["nonsense"])
+
+
+def test_a_parallel_draft_keeps_the_matrix_that_reads_its_masked_state(tmp_path: Path) -> None:
+    """vLLM 0.31.0 runs `fc` on mask_hidden as a row: its 4-bit and 8-bit kernels fail on it."""
+    path = build_draft(tmp_path / "draft", config={"mask_token_id": 3})
+    tensors = {**load_file(path / "model.safetensors"), "mask_hidden": torch.zeros(1, 3 * 16)}
+    tensors["mask_hidden"] = tensors["mask_hidden"].to(torch.bfloat16)
+    save_file(tensors, path / "model.safetensors")
+    plan = plan_draft(read_draft(path), choose("w4a16"), method="rtn")
+    assert plan.kept == ("fc",)
+    done = quantize_draft(plan, tmp_path / "out")
+    assert done.config["quantization_config"]["ignore"] == ["re:.*fc$"]
+    assert "fc.weight" in done.tensors
 
 
 def test_inputs_that_are_not_numbers_leave_nothing_behind(draft: Draft, tmp_path: Path) -> None:
