@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft import Draft
+from paceline.draft import Draft, drafts_in_parallel
 from paceline.eval.statistics import half_width, measure_spread
 from paceline.forecast import CachePlan, measure_memory, parse_design, read_shape
 
@@ -71,8 +71,9 @@ def _group_size(config: Mapping[str, Any]) -> int:
 
 
 def foresee_bytes(draft: Draft, kind: str, target: Path, device: str) -> int | None:
-    """M at 16,384 tokens by arithmetic; None for a scheme that the forecast has no sizes for."""
-    if kind == "w8a8":
+    """M at 16,384 tokens by arithmetic; None for what the forecast has no sizes for: w8a8, and a
+    quantised draft that keeps a matrix (P-EAGLE)."""
+    if kind == "w8a8" or (kind != "bf16" and drafts_in_parallel(draft.config)):
         return None
     shape = read_shape(str(target))
     design = parse_design(design_of(draft, kind), shape)

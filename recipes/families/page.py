@@ -115,7 +115,7 @@ def _served(target: str, record: Mapping[str, Any]) -> list[str]:
             _row(
                 [
                     name,
-                    f"{_megabytes(m['memory_bytes'])} ({_megabytes(cell.get('foreseen_bytes'))})",
+                    _megabytes(m["memory_bytes"]) + _foreseen(cell.get("foreseen_bytes")),
                     *(_length(m["length"].get(name)) for name in ("all", *categories)),
                     _NOT_MEASURED if m["tpot_ms"] is None else f"{m['tpot_ms']:.3f}",
                     _NOT_MEASURED if m["score"] is None else _score(m["score"]),
@@ -234,6 +234,10 @@ def _count(number: int | None) -> str:
 
 def _megabytes(number: int | None) -> str:
     return _NOT_MEASURED if number is None else f"{number / 1e6:.2f}"
+
+
+def _foreseen(number: int | None) -> str:
+    return "" if number is None else f" ({_megabytes(number)})"
 
 
 def _length(value: Mapping[str, Any] | None) -> str:
