@@ -39,8 +39,12 @@ def render_table(folder: Path, page: Path, speeds: Path | None = None) -> None:
         "quantised of a family by its score. Trained = served: steps that the trainer's own "
         "forward takes as the server did.",
     ]
-    for target in sorted({key.split("/")[0] for record in records for key in record["cells"]}):
-        lines += ["", f"## `{target}`", "", *_drafts(target, records)]
+    for target in sorted(GOALS):
+        lines += ["", f"## `{target}`", ""]
+        if not any(_cells(target, record) for record in records):
+            lines.append("Not measured on any machine yet.")
+            continue
+        lines += _drafts(target, records)
         for record in records:
             lines += _served(target, record)
         lines += _best(target, records)
