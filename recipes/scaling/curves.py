@@ -114,7 +114,7 @@ def write_curve(
     name = f"{args.target.name}-{family}-{args.axis}"
     folder = args.work / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    beyond = ", ".join(f"{times * xs[-1]:.6g}" for times in _BEYOND)
+    beyond = ", ".join(f"{times * xs[-1]:.10g}" for times in _BEYOND)
     text = [
         f"# {len(points)} drafts on {len(points[0]['prompts'])} held-out prompts, greedy, served"
         " by vLLM; recipes/scaling/curves.py",

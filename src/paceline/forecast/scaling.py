@@ -1,10 +1,9 @@
-"""Acceptance by scaling: measured points -> a power law towards an asymptote, with intervals.
+"""Acceptance by scaling: measured points -> a curve towards a limit, with intervals.
 
-length(x) = limit - drop * x**(-power), where x counts tokens, layers or parameters. The exponent is
-taken from a grid and the rest solved exactly with bounds, so the fit has one answer. Intervals come
-from refitting noisy copies of the points. Their noise: the points' draws, which are of the same
-prompts in every point and so move the whole curve, and what the curve leaves over (two trainings
-are never alike); or without draws their stated intervals; or without those what is left over alone.
+The curve is one of two forms (scaling_forms.py), whichever leaves less over. Intervals come from
+refitting noisy copies of the points. Their noise: the points' draws, which are of the same prompts
+in every point and so move the whole curve, and what the curve leaves over (two trainings are never
+alike); or without draws their stated intervals; or without those what is left over alone.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import numpy
 import numpy.typing
 
 from paceline.errors import DataError
+from paceline.forecast.scaling_forms import Curves, solve_curves
 from paceline.forecast.scaling_points import ScalingPoint, ScalingPoints
 
 __all__ = ["CARRIES", "HeldOut", "Prediction", "ScalingFit", "fit_scaling"]
 
 CARRIES = 4.0  # times the largest x
-_POWERS = tuple(0.05 * 1.09**i for i in range(48))  # 0.05 to 2.9
 _RESAMPLES = 400
 _MIN_POINTS = 4
 _QUANTILES = (0.025, 0.975)
@@ -64,26 +63,26 @@ class HeldOut:
 class ScalingFit:
     """Acceptance lengths, bonus token included. limit: the asymptote, with its interval (95 %).
 
-    worst_residual: largest distance of a point from the curve. held_out: the last point foreseen
-    without the last place, without the last two, and so on while four points are left. at_edge: the
-    exponent is the grid's end, so the points do not decide it. band: the curve over the points and
+    form, scale, power: see scaling_forms.py. limit_open: the limit is what K allows, so the points
+    do not decide it; at_edge: nor the exponent, which is the grid's end. worst_residual: largest
+    distance of a point from the curve. held_out: the last point foreseen without the last place,
+    without the last two, and so on while four points are left. band: the curve over the points and
     as far as it carries.
     """
 
     points: ScalingPoints
+    form: str  # "power" | "logistic"
     limit: float
     limit_low: float
     limit_high: float
-    drop: float
+    scale: float
     power: float
+    limit_open: bool
     at_edge: bool
     worst_residual: float
     held_out: tuple[HeldOut, ...]
     predictions: tuple[Prediction, ...]
     band: tuple[Prediction, ...]
-
-    def predict(self, x: float) -> float:
-        return float(self.limit - self.drop * x ** (-self.power))
 
 
 def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
@@ -99,19 +98,18 @@ def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
         )
     ceiling = points.num_speculative_tokens + 1.0
     x, y = _arrays(listed)
-    limit, drop, power = _solve(x, y, ceiling)
-    residuals = y - (limit - drop * x ** (-power))
+    own = solve_curves(x, y[None], ceiling=ceiling)
+    residuals = y - _values(own, x)
     dice = numpy.random.default_rng(seed)
     noise = _draw_noise(listed, residuals, dice)
-    solved = [_solve(x, numpy.clip(y + row, 1.0, ceiling), ceiling) for row in noise]
-    limits, drops, powers = numpy.array(solved).T
-    low, high = numpy.quantile(limits, _QUANTILES)
+    copies = solve_curves(x, numpy.clip(y + noise, 1.0, ceiling), ceiling=ceiling)
+    limit_low, limit_high = numpy.quantile(copies.limit, _QUANTILES)
 
     def foresee(at: float) -> Prediction:
-        low, high = numpy.quantile(limits - drops * at ** (-powers), _QUANTILES)
+        low, high = numpy.quantile(copies.at(at), _QUANTILES)
         return Prediction(
             x=at,
-            value=float(limit - drop * at ** (-power)),
+            value=float(own.at(at)[0]),
             low=float(low),
             high=float(high),
             carries=bool(distinct[0] <= at <= CARRIES * distinct[-1]),
@@ -119,12 +117,14 @@ def fit_scaling(points: ScalingPoints, *, seed: int = 0) -> ScalingFit:
 
     return ScalingFit(
         points=points,
-        limit=limit,
-        limit_low=float(low),
-        limit_high=float(high),
-        drop=drop,
-        power=power,
-        at_edge=power in (_POWERS[0], _POWERS[-1]),
+        form="logistic" if own.is_logistic[0] else "power",
+        limit=float(own.limit[0]),
+        limit_low=float(limit_low),
+        limit_high=float(limit_high),
+        scale=float(own.scale[0]),
+        power=float(own.power[0]),
+        limit_open=bool(own.limit[0] >= ceiling - 1e-9),
+        at_edge=own.at_edge,
         worst_residual=float(numpy.abs(residuals).max()),
         held_out=_hold_out(listed, distinct, ceiling, dice),
         predictions=tuple(foresee(at) for at in points.predict),
@@ -139,22 +139,8 @@ def _arrays(points: Sequence[ScalingPoint]) -> tuple[_Floats, _Floats]:
     return x, numpy.array([point.acceptance_length for point in points])
 
 
-def _solve(x: _Floats, y: _Floats, ceiling: float) -> tuple[float, float, float]:
-    """(limit, drop, power) of least squares; 1 <= limit <= ceiling, drop >= 0."""
-    powers = numpy.array(_POWERS)
-    z = (x / x[0]) ** (-powers[:, None])  # 1 at the smallest x, so that drop has y's own scale
-    spread = z - z.mean(axis=1, keepdims=True)
-    square = (spread**2).sum(axis=1)
-    drop = numpy.maximum(0.0, -(spread @ (y - y.mean())) / numpy.maximum(square, 1e-300))
-    limit = y.mean() + drop * z.mean(axis=1)
-    over = limit > ceiling  # on the edge of what can be: drop anew with the limit fixed
-    limit = numpy.where(over, ceiling, limit)
-    fixed = numpy.maximum(0.0, (z @ (ceiling - y)) / (z**2).sum(axis=1))
-    drop = numpy.where(over, fixed, drop)
-    errors = ((limit[:, None] - drop[:, None] * z - y) ** 2).sum(axis=1)
-    best = int(errors.argmin())
-    power = _POWERS[best]
-    return float(limit[best]), float(drop[best]) * float(x[0]) ** power, power
+def _values(curve: Curves, x: _Floats) -> _Floats:
+    return numpy.array([curve.at(float(one))[0] for one in x])
 
 
 def _draw_noise(
@@ -189,18 +175,16 @@ def _hold_out(
         if len(rest) < _MIN_POINTS or len({point.x for point in rest}) < _MIN_POINTS - 1:
             break
         x, y = _arrays(rest)
-        limit, drop, power = _solve(x, y, ceiling)
-        noise = _draw_noise([*rest, last], y - (limit - drop * x ** (-power)), dice)
-        values = []
-        for row in noise:
-            a, b, c = _solve(x, numpy.clip(y + row[:-1], 1.0, ceiling), ceiling)
-            values.append(a - b * last.x ** (-c) - row[-1])
+        own = solve_curves(x, y[None], ceiling=ceiling)
+        noise = _draw_noise([*rest, last], y - _values(own, x), dice)
+        seen = numpy.clip(y + noise[:, :-1], 1.0, ceiling)
+        values = solve_curves(x, seen, ceiling=ceiling).at(last.x) - noise[:, -1]
         low, high = numpy.quantile(values, _QUANTILES)
         found.append(
             HeldOut(
                 x=last.x,
                 num_left_out=num,
-                foreseen=float(limit - drop * last.x ** (-power)),
+                foreseen=float(own.at(last.x)[0]),
                 low=float(low),
                 high=float(high),
                 measured=last.acceptance_length,

@@ -21,7 +21,7 @@ def describe_scaling(fit: ScalingFit, target: str) -> list[tuple[str, list[tuple
             f"{len(xs)} of {points.family} on {points.target}, K ="
             f" {points.num_speculative_tokens}, {xs[0]:,.0f} to {xs[-1]:,.0f} {points.axis}",
         ),
-        ("curve", f"{fit.limit:.3f} - {fit.drop:.4g} x {points.axis}^-{fit.power:.3f}"),
+        ("curve", _formula(fit)),
         ("towards", f"{fit.limit:.2f} ({fit.limit_low:.2f} to {fit.limit_high:.2f})"),
         ("on its points", f"off by at most {fit.worst_residual:.3f}"),
     ]
@@ -40,6 +40,8 @@ def describe_scaling(fit: ScalingFit, target: str) -> list[tuple[str, list[tuple
             f"measured on {points.target}, asked for {target}: the form of the curve may carry"
             " over, its height does not"
         )
+    if fit.limit_open:
+        honest.append("these points do not decide the limit: it is what K allows")
     if fit.at_edge:
         honest.append("these points do not decide the exponent: more places are needed")
     held = [_describe_held_out(one) for one in fit.held_out]
@@ -52,6 +54,13 @@ def describe_scaling(fit: ScalingFit, target: str) -> list[tuple[str, list[tuple
         (f"Acceptance length at {points.axis}", found or [("-", "no place is asked for")]),
         ("How far it carries", [("-", text) for text in honest]),
     ]
+
+
+def _formula(fit: ScalingFit) -> str:
+    axis = fit.points.axis
+    if fit.form == "power":
+        return f"{fit.limit:.3f} - {fit.scale:.4g} x {axis}^-{fit.power:.3f}"
+    return f"1 + {fit.limit - 1:.3f} / (1 + ({fit.scale:,.4g} / {axis})^{fit.power:.3f})"
 
 
 def _describe_held_out(one: HeldOut) -> tuple[str, str]:
@@ -80,8 +89,10 @@ def scaling_to_json(fit: ScalingFit) -> dict[str, Any]:
             "limit": fit.limit,
             "limit_low": fit.limit_low,
             "limit_high": fit.limit_high,
-            "drop": fit.drop,
+            "form": fit.form,
+            "scale": fit.scale,
             "power": fit.power,
+            "limit_open": fit.limit_open,
             "at_edge": fit.at_edge,
             "worst_residual": fit.worst_residual,
         },
