@@ -13,7 +13,9 @@ import pytest
 
 from paceline.draft import read_draft, resolve_draft
 from paceline.errors import PlanError, ResultError
-from paceline.records import write_json
+from paceline.records import read_json, write_json
+from paceline.serve import ShapeDraft
+from paceline.serve.shape_run import plan_shape
 from paceline.target import TargetFacts, read_target
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "adaptfm"
@@ -137,7 +139,7 @@ def test_what_a_cpu_has_not_is_a_reason(rungs: Any, name: str, said: str) -> Non
         rungs.prepare_target(rung, read_target("pocket"), None, length=400, device="cpu")
 
 
-def test_a_quantised_shape_names_every_matrix_once(rungs: Any, ladder: Any) -> None:
+def test_a_quantised_shape_names_every_matrix_once(rungs: Any, ladder: Any, tmp_path: Path) -> None:
     facts = ladder.read_shape_target("qwen3.5-4b", False)
     made = rungs.quantise_shape(facts)
     settings = made.config["quantization_config"]
@@ -155,6 +157,19 @@ def test_a_quantised_shape_names_every_matrix_once(rungs: Any, ladder: Any) -> N
     assert bits["re:.*linear_attn\\.in_proj_qkv$"] == 8
     assert sorted(bits.values()).count(4) == 7  # four of attention, three of the MLP
     assert rungs.quantise_shape(facts).config == made.config
+    plan = plan_shape(
+        tmp_path,
+        made,
+        ShapeDraft(family="mtp", num_speculative_tokens=3),
+        acceptance_length=2.8,
+        device="cuda",
+        max_model_len=8452,
+        kv_cache_bytes=2**30,
+    )
+    written = read_json(plan.target.path / "config.json")
+    assert written["quantization_config"] == settings
+    assert plan.engine_args["load_format"] == "dummy"
+    assert plan.engine_args["speculative_config"]["synthetic_acceptance_length"] == 2.8
 
 
 def test_the_best_takes_what_surely_gained_and_fits(rungs: Any) -> None:
