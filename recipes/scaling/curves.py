@@ -16,11 +16,13 @@ What is finished is kept: the same command goes on after a kill. --minutes stops
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from curve_plan import BUDGETS, Budget, Training, list_trainings, require_fresh_rows
 from curve_serve import resample_lengths, serve_draft
 from curve_train import train_marks
@@ -34,7 +36,7 @@ from paceline.data import (
 )
 from paceline.draft import read_draft
 from paceline.endpoint import Sampling
-from paceline.errors import DataError, PacelineError
+from paceline.errors import DataError, PacelineError, PlanError
 from paceline.forecast import fit_scaling, read_scaling_points, scaling_to_json
 from paceline.records import build_provenance, read_json, write_json, write_text
 from paceline.report import draw_scaling
@@ -42,6 +44,32 @@ from paceline.serve import build_plan, find_device, start
 from paceline.target import TargetFacts, read_target
 
 _BEYOND = (2.0, 4.0, 10.0, 100.0)  # times the largest x
+
+
+class TimeUpError(Exception):
+    """The minutes are over; what is done is kept."""
+
+
+def claim_work(work: Path, target: TargetFacts, budget: Budget) -> None:
+    """WORK belongs to one target and one budget: drafts of two would make one curve. Raises
+    PlanError."""
+    mine = {
+        "target": target.name,
+        "weights_fingerprint": target.weights_fingerprint,
+        "budget": {**dataclasses.asdict(budget), "marks": list(budget.marks)},
+    }
+    for folder in (work, work / "served", work / "drafts"):
+        folder.mkdir(parents=True, exist_ok=True)
+    path = work / "work.json"
+    if not path.exists():
+        write_json(path, mine)
+    elif read_json(path) != mine:
+        raise PlanError(
+            "this folder was begun for another target or budget",
+            where=str(path),
+            expected=f"{target.name} with this budget",
+            fix="Give another --work.",
+        )
 
 
 def answer(args: argparse.Namespace, target: TargetFacts, budget: Budget) -> Path:
@@ -80,9 +108,9 @@ def serve_marks(
     for mark, folder in drafts.items():
         path = args.work / "served" / f"{folder.name}.json"
         draft = read_draft(folder)
-        if not path.exists():
+        if not path.exists() or read_json(path)["draft_sha256"] != draft.sha256:
             if args.end is not None and time.monotonic() > args.end:
-                raise TimeoutError
+                raise TimeUpError
             began = time.monotonic()
             rows = serve_draft(args.target, folder, budget, device=args.device)
             write_json(
@@ -123,7 +151,7 @@ def write_curve(
     ]
     for number, x in enumerate(xs):
         own = draws[:, number]
-        low, high = (float(v) for v in _interval(own))
+        low, high = (float(v) for v in np.quantile(own, [0.025, 0.975]))
         text.append(
             f"\n[[points]]\nx = {x:.10g}\nacceptance_length = {lengths[number]:.4f}\n"
             f"low = {min(low, lengths[number]):.4f}\nhigh = {max(high, lengths[number]):.4f}\n"
@@ -146,15 +174,9 @@ def write_curve(
     print(f"see `paceline forecast --acceptance {folder / name}.toml --target {args.target.name}`")
 
 
-def _interval(draws: Any) -> Any:
-    import numpy as np
-
-    return np.quantile(draws, [0.025, 0.975])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--target", required=True, type=read_target)
+    parser.add_argument("--target", required=True, help="a folder or a bundled name")
     parser.add_argument("--axis", required=True, choices=("tokens", "layers", "parameters"))
     parser.add_argument("--work", required=True, type=Path)
     parser.add_argument("--family", choices=("eagle3", "medusa", "dflash"))
@@ -166,9 +188,9 @@ def main() -> None:
     args.device = args.device or find_device()
     budget = BUDGETS[args.budget]
     try:
+        args.target = read_target(args.target)
         trainings = list_trainings(args.target.name, args.axis, budget, family=args.family)
-        for folder in (args.work, args.work / "served", args.work / "drafts"):
-            folder.mkdir(parents=True, exist_ok=True)
+        claim_work(args.work, args.target, budget)
         data = answer(args, args.target, budget)
         rows = read_rows(data)
         points = []
@@ -180,10 +202,12 @@ def main() -> None:
             points += serve_marks(args, training, drafts, budget)
         first = trainings[0].recipe
         write_curve(args, first.family, first.draft.num_speculative_tokens, points)
-    except TimeoutError:
+    except TimeUpError:
         print("the minutes are over; the same command goes on")
     except PacelineError as problem:
         sys.exit(str(problem))
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,13 @@ def test_marks_are_shorter_runs_and_a_kill_changes_nothing(
     assert 0 < trained[0]["tokens_seen"] < trained[1]["tokens_seen"]
 
 
+def test_one_folder_holds_one_curve(curves: Any, target: TargetFacts, tmp_path: Path) -> None:
+    for _ in range(2):
+        curves.claim_work(tmp_path / "w", target, curves.BUDGETS["small"])
+    with pytest.raises(PlanError, match="another target or budget"):
+        curves.claim_work(tmp_path / "w", target, curves.BUDGETS["full"])
+
+
 def test_lengths_and_their_draws_by_hand(curves: Any) -> None:
     """Pooled: 1 + (3 + 1) / (2 + 2) = 2; draws of one draft twice are the same."""
     one = [["p", "chat", 3, 2], ["q", "chat", 1, 2]]
