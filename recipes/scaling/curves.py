@@ -76,14 +76,14 @@ def answer(args: argparse.Namespace, target: TargetFacts, budget: Budget) -> Pat
     """The data folder. Raises DataError where a training prompt shares words with one held out."""
     out: Path = args.work / "data"
     prompts = read_prompts(f"train:{budget.num_prompts}")
-    if (out / "data.json").exists() and read_json(out / "data.json").get("complete"):
-        return out
     leaks = contamination(prompts.prompts, read_prompts("held-out").prompts)
     if leaks:
         raise DataError(
             f"training prompt '{leaks[0].training_id}' shares words with a held-out one",
             expected="none of them",
         )
+    if (out / "data.json").exists() and read_json(out / "data.json").get("complete"):
+        return out
     plan = build_plan(
         target, device=args.device, enforce_eager=True, max_num_seqs=budget.answer_concurrency
     )
