@@ -13,7 +13,7 @@ import pytest
 
 from paceline.draft import read_draft, resolve_draft
 from paceline.errors import PlanError, ResultError
-from paceline.records import read_json, write_json
+from paceline.records import build_provenance, read_json, write_json
 from paceline.serve import ShapeDraft
 from paceline.serve.shape_run import plan_shape
 from paceline.target import TargetFacts, read_target
@@ -211,6 +211,14 @@ def test_figures_by_hand(ladder: Any, page: Any, tmp_path: Path) -> None:
     assert rows[2][3].startswith("4.00")
 
 
+def test_a_baseline_that_was_disturbed_is_seen(ladder: Any, page: Any, tmp_path: Path) -> None:
+    part = open_part(ladder, tmp_path)
+    part.rungs = list(load("rungs").SMOLLM2)
+    keep(part, "eager", (400.0, 400.0))
+    keep(part, "eager-again", (100.0, 100.0))
+    assert "The baseline itself, at the end again: 4.00" in page._about(part.build())[0]
+
+
 def test_a_finished_rung_stays_and_one_with_a_reason_runs_again(
     ladder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +256,7 @@ def test_the_page_gets_its_section_between_the_marks(
     part = open_part(ladder, tmp_path)
     keep(part, "eager", (100.0, 300.0))
     record = {
-        "provenance": {"versions": {}},
+        "provenance": build_provenance(seed=0),
         "machine": "cpu of a test",
         "num_requests": 2,
         "parts": {"qwen3.5-4b": part.build()},
