@@ -163,7 +163,7 @@ def _best(target: str, records: list[dict[str, Any]]) -> list[str]:
         for key, cell in _cells(target, record).items()
         if "terms" in (cell.get("measured", {}).get("score") or {})
     ]
-    if not scored:
+    if not scored or GOALS[target].baseline is not None:  # a contest is against the native head
         return []
     _, key, machine, best = max(scored, key=lambda one: one[0])
     score, baseline = best["score"], best["baseline_tau"]

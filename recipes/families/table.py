@@ -155,6 +155,7 @@ def measure(
         )
         _require(*runner.run(*words))
     found = read_json(result)
+    arm = found["aliases"].get("candidate", "candidate")  # it may be the baseline itself
     own = found["arms"]["candidate"]
     score = found["score"]
     memory = own["memory"]
@@ -166,7 +167,7 @@ def measure(
         "score": None if score is None else {key: score[key] for key in _KEPT},
         "baseline_tau": found["arms"]["baseline"]["tau"]["value"],
         "withheld": found["withheld"],
-        "replay": (found.get("replay") or {}).get("candidate"),
+        "replay": (found.get("replay") or {}).get(arm),
         "prompts": {key: found["prompts"].get(key) for key in ("sha256", "num_prompts")},
         "max_tokens": args.max_tokens,
     }

@@ -171,6 +171,7 @@ def test_records_of_two_machines_make_one_page(page: Any, tmp_path: Path) -> Non
     assert "| **eagle3, w4a16** | 2.00" in text
     assert "| eagle3, w8a8 | 2.00" in text
     assert "On 2-cores: not measured." in text
+    assert text.count("150 points, the interval above 140") == 1  # of pocket alone
     assert "## `smollm2`\n\nNot measured on any machine yet.\n" in text
     assert "| mtp | 1,234 | 1.00 | 5 | 2 | 42 % |" in text
     assert "On one-h200: not measured." not in text
