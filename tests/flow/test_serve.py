@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from paceline.errors import DraftError, EngineError
 from paceline.eval import ask_server, find_model
 from paceline.serve import VllmEndpoint, build_plan, start
 from paceline.serve.process import session_members
-from paceline.target import TargetFacts
+from paceline.target import TargetFacts, read_target
 
 pytestmark = pytest.mark.engine
 
@@ -49,6 +50,37 @@ def test_greedy_answers_add_up_and_repeat(plain_endpoint: VllmEndpoint, ask: Ask
     capital = first[1]
     assert capital.finish_reason == "stop"
     assert len(capital.output_ids) < 48
+
+
+def test_the_same_models_have_the_same_paths_in_every_start(
+    plain_endpoint: VllmEndpoint, engine_logs: Path
+) -> None:
+    """vLLM finds what it compiled by a hash that holds them."""
+    name = plain_endpoint.plan.engine_args["model"]
+    assert f"model='{name}'" in (engine_logs / "plain.log").read_text()
+    assert Path(f"/proc/{plain_endpoint.pid}/cwd").readlink() == Path.cwd()
+
+
+def test_an_engine_in_a_forked_process_of_its_own(
+    plain_endpoint: VllmEndpoint, tmp_path: Path
+) -> None:
+    """As on a GPU: the fork neither waits for the child's reader nor hides the child's end. An
+    engine of another number of threads stays meanwhile."""
+    plan = build_plan(read_target("pocket"), device="cpu", max_model_len=256, num_threads=1)
+    apart = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    plan = replace(plan, env={**plan.env, **apart})
+    request = Request(
+        request_id="a", prompt_ids=(5, 6, 7), sampling=Sampling(max_tokens=4, ignore_eos=True)
+    )
+    with start(plan, log_path=tmp_path / "engine.log") as endpoint:
+        assert len(session_members(endpoint.pid)) > 1
+        (answer,) = endpoint.generate([request])
+        assert len(answer.output_ids) == 4
+        os.kill(endpoint.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="died"):
+            endpoint.generate([request])
+        assert session_members(endpoint.pid) == []
+    assert session_members(plain_endpoint.pid)
 
 
 def test_ignored_end_runs_to_the_limit(plain_endpoint: VllmEndpoint, ask: Ask) -> None:

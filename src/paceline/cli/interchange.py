@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Take drafts from speculators and z-lab, and write them for others.", no_args_is_help=True
+    help="Drafts of speculators and z-lab, read and written.", no_args_is_help=True
 )
 
 
@@ -27,7 +27,7 @@ def bring(
         int | None, typer.Option("--k", min=1, help="Drafted tokens a step; else the folder's own.")
     ] = None,
 ) -> None:
-    """Make a draft folder of somebody else's; every tensor stays bit for bit.
+    """Make a draft folder of somebody else's, tensors as they are.
 
     Reads the speculators format (eagle3, peagle, dflash), z-lab's DFlash folders and plain EAGLE-3
     folders. What vLLM would not read is left out and named.
@@ -50,7 +50,7 @@ def send(
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
 ) -> None:
-    """Write an eagle3 or dflash draft in the speculators format; every tensor bit for bit.
+    """Write an eagle3 or dflash draft in the speculators format.
 
     `vllm serve FOLDER` then serves the verifier with this draft.
     """

@@ -29,6 +29,7 @@ class _Server:
     def __init__(self, env: Mapping[str, str], log: BinaryIO) -> None:
         self.kind = _kind(env)
         self.codes: dict[int, int] = {}
+        self._forked: set[int] = set()
         self._lock = threading.Lock()
         self._line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own = {name: value for name, value in env.items() if name != "PYTHONPATH"}
@@ -63,8 +64,14 @@ class _Server:
                 if message is None and not self.alive:
                     return None
                 if message is not None and "pid" in message:
+                    self._forked.add(int(message["pid"]))
                     return int(message["pid"])
             return None
+
+    @property
+    def is_idle(self) -> bool:
+        """No engine of it runs."""
+        return all(self.code(pid) is not None for pid in self._forked)
 
     def code(self, pid: int) -> int | None:
         """The exit code of an engine of this server; None while it runs."""
@@ -112,7 +119,7 @@ class ForkedEngine:
         return code
 
 
-_current: _Server | None = None
+_servers: dict[tuple[str, str | None], _Server] = {}
 _turn = threading.Lock()
 
 
@@ -146,23 +153,23 @@ def fork_engine(
             os.close(reader)
         if pid is None:
             os.close(stdin)
-            _close()
+            _servers.pop(server.kind).close()
             return None
         return ForkedEngine(server, pid, open(stdin, "wb"))
 
 
 def _find_server(env: Mapping[str, str], log: BinaryIO) -> _Server:
-    global _current
-    if _current is not None and not (_current.alive and _current.kind == _kind(env)):
-        _close()
-    if _current is None:
-        _current = _Server(env, log)
-    return _current
+    """The server for such engines; others stay while an engine of theirs runs, which would end."""
+    wanted = _kind(env)
+    for kind, server in list(_servers.items()):
+        if not server.alive or (kind != wanted and server.is_idle):
+            _servers.pop(kind).close()
+    if wanted not in _servers:
+        _servers[wanted] = _Server(env, log)
+    return _servers[wanted]
 
 
 @atexit.register
 def _close() -> None:
-    global _current
-    if _current is not None:
-        _current.close()
-        _current = None
+    while _servers:
+        _servers.popitem()[1].close()
