@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Drafts of speculators and z-lab, read and written.", no_args_is_help=True
-)
+app = typer.Typer(help="Drafts of speculators and z-lab, read and written.", no_args_is_help=True)
 
 
 @app.command("import")
