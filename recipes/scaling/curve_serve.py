@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from curve_plan import Budget
 from numpy.typing import NDArray
+from served_acceptance import answer_held_out
 
-from paceline.data import build_requests, plain_thinking, read_prompts
-from paceline.draft import read_draft
-from paceline.endpoint import Sampling
 from paceline.errors import DataError
-from paceline.serve import build_plan, start
 from paceline.target import TargetFacts
 
 __all__ = ["DRAWS", "resample_lengths", "serve_draft"]
@@ -25,20 +22,17 @@ _Floats = NDArray[np.float64]
 
 def serve_draft(target: TargetFacts, folder: Path, budget: Budget, *, device: str) -> list[Any]:
     """[prompt id, category, accepted tokens, drafting steps] of each prompt, greedy."""
-    prompts = read_prompts("held-out").prompts
-    chosen = prompts[:: max(1, len(prompts) // budget.num_eval)][: budget.num_eval]
-    sampling = Sampling(max_tokens=budget.eval_tokens)
-    requests = build_requests(chosen, target, sampling, thinking=plain_thinking(target))
-    plan = build_plan(
+    chosen, answers = answer_held_out(
         target,
-        read_draft(folder),
+        folder,
+        num_prompts=budget.num_eval,
+        max_tokens=budget.eval_tokens,
+        concurrency=budget.eval_concurrency,
         device=device,
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=budget.eval_concurrency,
     )
-    with start(plan, log_path=folder.with_name(folder.name + ".engine.log")) as endpoint:
-        answers = endpoint.generate(requests, concurrency=budget.eval_concurrency)
     taken = {a.request_id: a.per_step_accepted or () for a in answers}
     return [
         [p.prompt_id, p.category, sum(taken[p.prompt_id]), len(taken[p.prompt_id])] for p in chosen

@@ -10,14 +10,37 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data import build_requests, plain_thinking, read_prompts
+from paceline.data import Prompt, build_requests, plain_thinking, read_prompts
 from paceline.draft import read_draft
-from paceline.endpoint import Sampling
+from paceline.endpoint import Answer, Sampling
 from paceline.eval.statistics import half_width, measure_spread
 from paceline.serve import build_plan, start
 from paceline.target import TargetFacts
 
 _CONFIDENCE = 0.95
+
+
+def answer_held_out(
+    target: TargetFacts,
+    folder: Path,
+    *,
+    num_prompts: int,
+    max_tokens: int,
+    concurrency: int = 1,
+    **engine: Any,
+) -> tuple[list[Prompt], list[Answer]]:
+    """Every so many of the held-out prompts, and the draft's greedy answers in their order.
+
+    engine: more of `paceline.serve.build_plan`.
+    """
+    prompts = read_prompts("held-out").prompts
+    chosen = prompts[:: max(1, len(prompts) // num_prompts)][:num_prompts]
+    sampling = Sampling(max_tokens=max_tokens)
+    requests = build_requests(chosen, target, sampling, thinking=plain_thinking(target))
+    plan = build_plan(target, read_draft(folder), **engine)
+    with start(plan, log_path=folder.with_name(folder.name + ".engine.log")) as endpoint:
+        answers = endpoint.generate(requests, concurrency=concurrency)
+    return list(chosen), answers
 
 
 def measure_lengths(
@@ -30,13 +53,14 @@ def measure_lengths(
     max_tokens: int,
 ) -> list[float]:
     """Acceptance length of each held-out prompt's answer: 1 + accepted tokens a drafting step."""
-    prompts = read_prompts("held-out").prompts
-    chosen = prompts[:: max(1, len(prompts) // num_prompts)][:num_prompts]
-    sampling = Sampling(max_tokens=max_tokens)
-    requests = build_requests(chosen, target, sampling, thinking=plain_thinking(target))
-    plan = build_plan(target, read_draft(folder), device=device, num_threads=threads)
-    with start(plan, log_path=folder.with_name(folder.name + ".engine.log")) as endpoint:
-        answers = endpoint.generate(requests, concurrency=1)
+    _, answers = answer_held_out(
+        target,
+        folder,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        device=device,
+        num_threads=threads,
+    )
     return [1.0 + float(np.mean(answer.per_step_accepted or (0,))) for answer in answers]
 
 
