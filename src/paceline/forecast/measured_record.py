@@ -10,7 +10,7 @@ from paceline.forecast.memory import measure_memory
 from paceline.forecast.shape import CachePlan, TargetShape
 from paceline.forecast.steps import StepPoint, StepRun
 
-__all__ = ["describe_measured", "describe_memory", "shape_as_run"]
+__all__ = ["describe_measured", "describe_memory", "foresee_memory", "shape_as_run"]
 
 
 def describe_measured(
@@ -34,17 +34,21 @@ def describe_measured(
 def describe_memory(run: StepRun, shape: TargetShape) -> str:
     """Bytes that the started engine holds for the draft, and how far off the forecast is."""
     assert run.memory is not None
-    total = run.memory["total_bytes"]
-    device = "cpu" if run.machine.startswith("cpu ") else "cuda"
+    total, foreseen = run.memory["total_bytes"], foresee_memory(run, shape)
+    off = f"{foreseen / total - 1:+.2%}" if total else "both nothing" if not foreseen else "all"
+    return f"{total:,} bytes held, {foreseen:,} foreseen ({off})"
+
+
+def foresee_memory(run: StepRun, shape: TargetShape) -> int:
+    """M of a run's design by the forecast, for the context at which its engine was asked."""
+    assert run.memory is not None
     shape = shape_as_run(shape)
-    foreseen = measure_memory(
+    return measure_memory(
         build_design(run.settings, shape, where=run.name),
         shape,
         context_tokens=run.memory["context_tokens"],
-        plan=CachePlan(device=device),
+        plan=CachePlan(device="cpu" if run.machine.startswith("cpu ") else "cuda"),
     ).total_bytes
-    off = f"{foreseen / total - 1:+.2%}" if total else "both nothing" if not foreseen else "all"
-    return f"{total:,} bytes held, {foreseen:,} foreseen ({off})"
 
 
 def shape_as_run(shape: TargetShape) -> TargetShape:
