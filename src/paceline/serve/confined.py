@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from paceline.serve.checks import check_plan
 from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.install import engine_python
 from paceline.serve.plan import Plan
-from paceline.serve.process import EngineProcess, build_child_env, find_cache
+from paceline.serve.process import EngineProcess, build_child_env, find_cache, find_kernels
 from paceline.serve.sandbox import (
     Sandbox,
     SandboxWatch,
@@ -26,7 +25,7 @@ from paceline.serve.sandbox import (
 )
 from paceline.serve.staging import make_staging, remove_staging
 
-__all__ = ["build_sandbox", "lend_caches", "open_confined"]
+__all__ = ["build_confined_env", "build_sandbox", "lend_caches", "open_confined"]
 
 _GIB = 2**30
 _SILENCE_S = 180.0
@@ -50,9 +49,8 @@ def open_confined(
     watch: SandboxWatch | None = None
     try:
         sandbox = build_sandbox(plan, staging, time_s=time_s, memory_bytes=memory_bytes)
-        env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, **lend_caches(staging, plan.device)},
+            env=build_confined_env(plan, staging, sandbox),
             log_path=Path(log_path),
             wrap=lambda command: wrap_command(command, sandbox),
         )
@@ -106,6 +104,12 @@ def _memory_limit(plan: Plan) -> int:
     return 4 * _GIB + 3 * sum(sizes) + 6 * draft_bytes + 2 * int(cache)
 
 
+def build_confined_env(plan: Plan, staging: Path, sandbox: Sandbox) -> dict[str, str]:
+    """The child's environment without secrets, with its caches inside."""
+    env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
+    return {**env, **lend_caches(staging, plan.device)}
+
+
 def lend_caches(staging: Path, device: str) -> dict[str, str]:
     """Environment variables for copies of what vLLM knows of its own model classes, which inside
     can be read and not written, and on a GPU of the kernels that were tuned before."""
@@ -116,10 +120,9 @@ def lend_caches(staging: Path, device: str) -> dict[str, str]:
         if (known / "modelinfos").is_dir():
             shutil.copytree(known / "modelinfos", lent / "modelinfos")
         if device == "cuda":
-            kernels = Path(os.environ.get("TRITON_CACHE_DIR") or known / "triton")
             copy = staging / "scratch" / "triton"
             env["TRITON_CACHE_DIR"] = str(copy)
             # before the first engine, or while another writes there
             with contextlib.suppress(FileNotFoundError, shutil.Error):
-                shutil.copytree(kernels, copy)
+                shutil.copytree(find_kernels(), copy)
     return env

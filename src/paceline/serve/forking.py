@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-__all__ = ["MESSAGE_BYTES", "ForkedEngine", "fork_engine", "prepare_forks"]
+__all__ = ["MESSAGE_BYTES", "ForkedEngine", "env_device", "fork_engine", "prepare_forks"]
 
 MESSAGE_BYTES = 1 << 18
 _STARTUP_S = 120.0
@@ -123,10 +123,14 @@ _servers: dict[tuple[str, str | None], _Server] = {}
 _turn = threading.Lock()
 
 
+def env_device(env: Mapping[str, str]) -> str:
+    """ "cpu" or "cuda": what an engine with this environment runs on (serve/plan.py)."""
+    return "cpu" if env.get("CUDA_VISIBLE_DEVICES") == "" else "cuda"
+
+
 def _kind(env: Mapping[str, str]) -> tuple[str, str | None]:
     """(device, threads): what an engine takes over from the process it is forked from."""
-    device = "cpu" if env.get("CUDA_VISIBLE_DEVICES") == "" else "cuda"
-    return device, env.get("OMP_NUM_THREADS")
+    return env_device(env), env.get("OMP_NUM_THREADS")
 
 
 def prepare_forks(env: Mapping[str, str]) -> None:

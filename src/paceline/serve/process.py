@@ -20,7 +20,7 @@ import paceline
 from paceline.errors import EngineError
 from paceline.records import storage_errors
 from paceline.serve.failure import explain
-from paceline.serve.forking import ForkedEngine, fork_engine, prepare_forks
+from paceline.serve.forking import ForkedEngine, env_device, fork_engine, prepare_forks
 from paceline.serve.install import engine_python, find_device
 from paceline.serve.plan import build_env
 
@@ -29,6 +29,7 @@ __all__ = [
     "build_child_env",
     "end_session",
     "find_cache",
+    "find_kernels",
     "session_members",
     "start_ahead",
 ]
@@ -60,6 +61,13 @@ def find_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm"
 
 
+def find_kernels() -> Path:
+    """The folder of tuned kernels: where the user says, else beside vLLM's caches."""
+    if stated := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(stated).absolute()
+    return find_cache() / "triton"
+
+
 def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
@@ -69,9 +77,9 @@ def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
     for name in _CACHES:  # an engine works in another folder
         if name in kept:
             kept[name] = str(Path(kept[name]).absolute())
-    if plan_env.get("CUDA_VISIBLE_DEVICES") != "":
+    if env_device(plan_env) == "cuda":
         # else each configuration tunes its kernels anew: 68 s of a hybrid's start
-        kept.setdefault("TRITON_CACHE_DIR", str(find_cache() / "triton"))
+        kept["TRITON_CACHE_DIR"] = str(find_kernels())
     return {**kept, **plan_env, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 

@@ -18,11 +18,11 @@ from paceline.draft import Draft
 from paceline.endpoint import Answer, EngineFacts, MemoryFacts, Request
 from paceline.errors import DraftError, EngineError, PlanError
 from paceline.serve.checks import check_plan
-from paceline.serve.confined import build_sandbox, lend_caches
+from paceline.serve.confined import build_confined_env, build_sandbox
 from paceline.serve.endpoint import VllmEndpoint, await_facts, check_facts
 from paceline.serve.plan import Plan, build_plan
-from paceline.serve.process import EngineProcess, build_child_env
-from paceline.serve.sandbox import Isolation, SandboxWatch, clean_env, wrap_command
+from paceline.serve.process import EngineProcess
+from paceline.serve.sandbox import Isolation, SandboxWatch, wrap_command
 from paceline.serve.staging import make_staging, remove_staging
 from paceline.target import TargetFacts
 
@@ -123,9 +123,8 @@ def _booted(
         seen.isolation, seen.memory_limit_bytes = sandbox.isolation, sandbox.memory_bytes
         on_stage(f"sandbox: {sandbox.isolation}")
         seen.doing = "starting"
-        env = clean_env(build_child_env(plan.env, staging), sandbox.scratch)
         process = EngineProcess(
-            env={**env, **lend_caches(staging, plan.device)},
+            env=build_confined_env(plan, staging, sandbox),
             log_path=log_path,
             wrap=lambda command: wrap_command(command, sandbox),
         )
