@@ -28,6 +28,12 @@ from paceline.train.stored import StatesRun
 from paceline.train.stored import store_states as store
 
 LAYERS = (1, 2, 3)
+SETTINGS: dict[str, Any] = {
+    "aux_layer_ids": LAYERS,
+    "dtype": "float32",
+    "max_length": 32,
+    "device": "cpu",
+}
 FAMILIES: list[dict[str, Any]] = [
     {},
     {"draft__draft_vocab_size": 40, "optim__anchors_per_row": 4},
@@ -44,11 +50,8 @@ def states(target: TargetFacts, data_dir: Path, tmp_path_factory: pytest.TempPat
         data_dir,
         target=target,
         out_dir=out,
-        aux_layer_ids=LAYERS,
-        dtype="float32",
-        max_length=32,
-        device="cpu",
         file_bytes=20_000,
+        **SETTINGS,
     )
     return out
 
@@ -119,11 +122,8 @@ def test_an_unfinished_folder_goes_on_with_the_same_values(
         data_dir,
         target=target,
         out_dir=copied,
-        aux_layer_ids=LAYERS,
-        dtype="float32",
-        max_length=32,
-        device="cpu",
         file_bytes=20_000,
+        **SETTINGS,
         on_progress=lambda done, total: asked.append(done),
     )
     assert asked[0] > 1
@@ -344,15 +344,7 @@ def test_rows_read_together_are_as_each_alone(
     monkeypatch.setattr(stored, "_ROWS_TOGETHER", 7)
     monkeypatch.setattr(stored, "_TOKENS_TOGETHER", 70)
     out = tmp_path / "states"
-    stored.store_states(
-        data_dir,
-        target=target,
-        out_dir=out,
-        aux_layer_ids=LAYERS,
-        dtype="float32",
-        max_length=32,
-        device="cpu",
-    )
+    store(data_dir, target=target, out_dir=out, **SETTINGS)
     frozen = load_frozen_target(target, device="cpu", dtype=torch.float32)
     written = {}
     for path in out.glob("*.safetensors"):
