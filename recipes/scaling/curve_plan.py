@@ -49,6 +49,17 @@ BUDGETS = {
         eval_tokens=16,
         eval_concurrency=8,
     ),
+    "short": Budget(
+        num_prompts=1_600,
+        answer_tokens=96,
+        answer_concurrency=64,
+        tokens_per_batch=1_024,
+        marks=(8, 16, 32, 64, 128, 224),
+        equal_steps=64,
+        num_eval=48,
+        eval_tokens=96,
+        eval_concurrency=16,
+    ),
     "small": Budget(
         num_prompts=4_000,
         answer_tokens=128,
