@@ -9,21 +9,66 @@ from typing import Any
 from paceline.errors import ResultError
 from paceline.records import read_json, write_text
 
-__all__ = ["build_rows", "ladder_section", "print_table", "write_section"]
+__all__ = [
+    "build_rows",
+    "ladder_section",
+    "ours_section",
+    "print_table",
+    "write_ours",
+    "write_section",
+]
 
 BEGIN, END = "<!-- ladder: written by ladder.py --render -->", "<!-- ladder: end -->"
+OURS, OURS_END = "<!-- ours: written by run.py --render -->", "<!-- ours: end -->"
 NOT_MEASURED = "not measured"
 
 
 def write_section(ladder: Path, page: Path) -> None:
     """Puts the ladder between the page's two marks. Raises ResultError where they are not."""
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ResultError("has no place for the ladder", where=str(page), expected=f"{BEGIN} {END}")
     found = read_json(ladder)
-    write_text(page, f"{before}{BEGIN}\n{ladder_section(found, ladder.name)}{END}{after}")
+    _put(page, f"{BEGIN}\n{ladder_section(found, ladder.name)}{END}")
+
+
+def write_ours(kept: Path, page: Path) -> None:
+    """Puts the recipes' rows between their two marks. Raises ResultError where they are not."""
+    _put(page, f"{OURS}\n{ours_section(read_json(kept), kept.name)}{OURS_END}")
+
+
+def _put(page: Path, section: str) -> None:
+    """section: with its marks as first and last line; it takes the place between the same two."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = section.splitlines()[0], section.splitlines()[-1]
+    before, begins, rest = text.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not begins or not ends:
+        raise ResultError("has no place for this", where=str(page), expected=f"{begin} {end}")
+    write_text(page, f"{before}{section}{after}")
+
+
+def ours_section(kept: Mapping[str, Any], name: str) -> str:
+    """Markdown: a table for each target and machine, speed-ups over the target alone, eager."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in kept["rows"]:
+        groups.setdefault((row["target"], row["machine"]), []).append(row)
+    heads = ["row", "measured", "as vLLM starts it", "and quantised", "and its draft", "tau"]
+    lines = [f"Every number: `bench/results/{name}`.", ""]
+    for (target, machine), rows in groups.items():
+        lines += [f"### {target}, {machine}", "", _markdown([*heads, "not done here"])]
+        lines.append(_markdown(["---"] * (len(heads) + 1)))
+        lines += [_markdown(_ours_row(row)) for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _ours_row(row: Mapping[str, Any]) -> list[str]:
+    trained = "" if row["steps"] is None else f", draft {row['steps']} steps"
+    sizes = f"{row['requests']} x {', '.join(row['regimes'])}; {row['answers']} answers{trained}"
+    if row["reason"] is not None:
+        return [row["recipe"], sizes, "", "", "", "", row["reason"]]
+    rungs = {one["rung"].rpartition(", ")[2]: _interval(one) for one in row["rungs"]}
+    cells = [rungs.get(key, "") for key in ("as vLLM starts it", "and quantised", "and its draft")]
+    taus = ", ".join(f"{one:.2f}" for one in row["tau"])
+    return [row["recipe"], sizes, *cells, taus, "; ".join(row["open"])]
 
 
 def ladder_section(ladder: Mapping[str, Any], name: str) -> str:

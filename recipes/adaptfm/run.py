@@ -2,11 +2,14 @@
 
     python recipes/adaptfm/run.py recipes/adaptfm/04-dflash12.toml --target pocket --work OUT
     python recipes/adaptfm/run.py recipes/adaptfm/*.toml --target smollm2 --work OUT --commands
+    python recipes/adaptfm/run.py --render bench/results/adaptfm-cpu.json     the page's section
 
-Every step is a `paceline` command; --commands prints them and runs nothing. What a recipe asks and
-this machine or target cannot do is printed as an open row and left out. On a GPU take the
-challenge's regimes (leave --regime out); on two cores --regime 64:32 --answers 64 --steps 40.
-OUT/NAME/ladder.json holds the speed-up of each rung over the target alone, eager.
+Every step is a `paceline` command; --commands prints them and runs nothing. A step whose result
+lies in OUT is not run again, so the same line goes on where it was stopped. What a recipe asks and
+this machine or target cannot do is printed as an open row and left out; a step that fails ends its
+recipe with its reason, not the others. On a GPU take the challenge's regimes (leave --regime out);
+on two cores --regime 64:32 --answers 64 --steps 40. OUT/NAME/ladder.json holds the speed-up of each
+rung over the target alone, eager; --keep FILE takes it over, for the page.
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder_page import write_ours
+
 from paceline.eval import compare_arms
-from paceline.records import read_json, write_json, write_text
-from paceline.serve import find_device
+from paceline.records import build_provenance, read_json, write_json, write_text
+from paceline.serve import find_device, find_machine
 from paceline.target import TargetFacts, read_target
 
 HERE = Path(__file__).resolve().parent
+FORMAT = "paceline-adaptfm/1"
 PACELINE = (sys.executable, "-c", "from paceline.cli import main; main()")
 
 
@@ -181,18 +187,63 @@ def build_ladder(work: Path) -> list[dict[str, Any]]:
     return rungs
 
 
+def read_taus(work: Path) -> list[float]:
+    """Tokens a step with the draft, a number a regime."""
+    arms = read_json(work / "optimised.json")["arms"]
+    (arm,) = [arm for name, arm in arms.items() if name != "none"]
+    return [record["tau"] for record in arm["regimes"]]
+
+
+def run_steps(steps: Steps, work: Path) -> str | None:
+    """Runs what has no result yet, each with a log; the reason of the first that fails, or None."""
+    for number, command in enumerate(steps.commands):
+        print("paceline " + " ".join(command), flush=True)
+        if command[0] != "data" and Path(command[command.index("--out") + 1]).exists():
+            continue  # `data answer` goes on by itself
+        log = work / f"step-{number}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as file:
+            done = subprocess.run([*PACELINE, *command], stdout=file, stderr=subprocess.STDOUT)
+        if done.returncode:
+            return f"paceline {command[0]}: {find_reason(log.read_text())}"
+    return None
+
+
+def find_reason(log: str) -> str:
+    """The message that a command ended with, on one line."""
+    message = log[log.rfind("error:") :] if "error:" in log else log[-300:]
+    return " ".join(message.removeprefix("error:").split())[:400]
+
+
+def keep(path: Path, row: Mapping[str, Any]) -> None:
+    """Puts a recipe's row in place of its last one for the same target, machine and sizes."""
+    rows = read_json(path)["rows"] if path.exists() else []
+    same = ("recipe", "target", "machine")
+    rows = [one for one in rows if any(one[key] != row[key] for key in same)]
+    rows = sorted([*rows, row], key=lambda one: (one["target"], one["recipe"]))
+    write_json(path, {"format": FORMAT, "provenance": build_provenance(), "rows": rows})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("recipes", nargs="+", type=Path)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("recipes", nargs="*", type=Path)
+    parser.add_argument("--target")
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--regime", action="append", default=[])
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--answers", type=int, default=2048)
     parser.add_argument("--device")
     parser.add_argument("--commands", action="store_true")
+    parser.add_argument("--keep", type=Path, help="Takes each recipe's outcome over.")
+    parser.add_argument("--render", type=Path, help="Writes kept rows into docs/results.")
     options = parser.parse_args()
+    if options.render is not None:
+        write_ours(options.render, HERE.parents[1] / "docs" / "results" / "adaptfm.md")
+        return
+    if not options.recipes or options.target is None or options.work is None:
+        parser.error("recipes, --target and --work are needed")
+    device = options.device or find_device()
     facts = read_target(options.target)
     for path in options.recipes:
         recipe = tomllib.loads(path.read_text())
@@ -201,7 +252,7 @@ def main() -> None:
             recipe,
             facts,
             work,
-            device=options.device or find_device(),
+            device=device,
             regimes=options.regime,
             num_steps=options.steps,
             num_requests=options.requests,
@@ -210,14 +261,25 @@ def main() -> None:
         print(f"== {path.stem}: reported {recipe['reported']['mean']} times", flush=True)
         for row in steps.open_rows:
             print(f"open: {row}")
-        for command in steps.commands:
-            print("paceline " + " ".join(command), flush=True)
-            if not options.commands:
-                subprocess.run([*PACELINE, *command], check=True)
-        if not options.commands:
-            ladder = {"recipe": path.stem, "open": steps.open_rows, "rungs": build_ladder(work)}
+        if options.commands:
+            for command in steps.commands:
+                print("paceline " + " ".join(command))
+            continue
+        reason = run_steps(steps, work)
+        ladder: dict[str, Any] = {"recipe": path.stem, "open": steps.open_rows, "reason": reason}
+        if reason is None:
+            ladder |= {"rungs": build_ladder(work), "tau": read_taus(work)}
             write_json(work / "ladder.json", ladder)
-            print(json.dumps(ladder, indent=2), flush=True)
+        print(json.dumps(ladder, indent=2), flush=True)
+        if options.keep is not None:
+            sizes = {
+                "regimes": options.regime,
+                "requests": options.requests,
+                "answers": options.answers,
+                "steps": options.steps if recipe["draft"]["family"] == "dflash" else None,
+            }
+            row = {**ladder, **sizes, "place": recipe["place"]}
+            keep(options.keep, {**row, "target": facts.name, "machine": find_machine(device)})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def run() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["adaptfm_run"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))  # its page lies beside it
+        spec.loader.exec_module(module)
     return module
 
 
@@ -90,3 +92,70 @@ def test_what_a_machine_or_target_cannot_do_is_an_open_row(
     assert "distillation" not in open_rows("03-awq-dflash15-window", "cuda")
     assert "stale state" in open_rows("02-awq-suffix20", "cuda")
     assert "another engine" in open_rows("09-w8a8-dflash16", "cuda")
+
+
+def test_a_step_with_a_result_is_not_run_again_and_a_failure_has_its_reason(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    script = (
+        "import sys; print('error: no kernel here,\\n  take a GPU'); sys.exit('bench' in sys.argv)"
+    )
+    monkeypatch.setattr(run, "PACELINE", (sys.executable, "-c", script))
+    monkeypatch.setattr(
+        run.subprocess,
+        "run",
+        lambda words, _run=run.subprocess.run, **k: (ran.append(list(words[3:])), _run(words, **k))[
+            1
+        ],
+    )
+    done = tmp_path / "target"
+    done.mkdir()
+    commands = [
+        ["data", "answer", "--out", str(done)],
+        ["quantize", "pocket", "--out", str(done)],
+        ["bench", "pocket", "--out", str(tmp_path / "plain.json")],
+        ["bench", "pocket", "--out", str(tmp_path / "optimised.json")],
+    ]
+    steps = run.Steps(commands=commands, open_rows=[], target="pocket", draft="ngram")
+    reason = run.run_steps(steps, tmp_path)
+    assert reason == "paceline bench: no kernel here, take a GPU"
+    assert [words[0] for words in ran] == ["data", "bench"]
+
+
+def test_kept_rows_become_the_pages_table(run: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- ours: written by run.py --render -->\nold\n<!-- ours: end -->\nafter\n"
+    )
+    row = {
+        "recipe": "05-w4a16-ngram23",
+        "place": 5,
+        "target": "pocket",
+        "machine": "two cores",
+        "regimes": ["64:32"],
+        "requests": 6,
+        "answers": 32,
+        "steps": None,
+        "open": ["no graphs"],
+        "reason": None,
+        "tau": [1.5],
+        "rungs": [
+            {"rung": "target alone, eager", "mean": 1.0, "low": None, "high": None},
+            {"rung": "target alone, as vLLM starts it", "mean": 1.01, "low": 0.9, "high": 1.1},
+            {"rung": "and its draft", "mean": 1.25, "low": 1.125, "high": 1.5},
+        ],
+    }
+    kept = tmp_path / "kept.json"
+    run.keep(kept, {**row, "tau": [9.0]})
+    run.keep(kept, row)  # in place of the first
+    run.keep(kept, {**row, "recipe": "04-dflash12", "steps": 20, "reason": "paceline train: no"})
+    run.write_ours(kept, page)
+    lines = page.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    rows = [line for line in lines if line.startswith("| 0")]
+    assert rows == [
+        "| 04-dflash12 | 6 x 64:32; 32 answers, draft 20 steps |  |  |  |  | paceline train: no |",
+        "| 05-w4a16-ngram23 | 6 x 64:32; 32 answers | 1.01 (0.90 to 1.10) |  |"
+        " 1.25 (1.12 to 1.50) | 1.50 | no graphs |",
+    ]
