@@ -8,6 +8,7 @@ alone: it stays the same however a batch is split over parts and processes, and 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -30,21 +31,24 @@ def sample_anchors(part: Prepared, *, anchors_per_row: int, seed: int, epoch: in
     asked = torch.unique(part.source_KM[part.weights_KM > 0]).tolist()
     columns: list[list[int]] = [[] for _ in part.row_ids]
     for place in asked:
-        columns[place // num_bases].append(place % num_bases)
+        columns[bisect.bisect_right(part.first_base_R, place) - 1].append(place)
     if max(map(len, columns), default=0) <= anchors_per_row:
         return part
-    width = anchors_per_row
-    bases = torch.zeros(len(columns), width, dtype=torch.int64)
-    table = torch.full((len(columns) * num_bases,), -1, dtype=torch.int64)
-    factors = torch.zeros(len(columns) * num_bases)
-    old_bases = part.bases_BN.cpu()
-    for row, (row_id, own) in enumerate(zip(part.row_ids, columns, strict=True)):
+    chosen_S: list[list[int]] = [[] for _ in part.bases_BN]
+    factors = torch.zeros(part.bases_BN.numel())
+    for row_id, own in zip(part.row_ids, columns, strict=True):
         dice = random.Random(f"anchors {seed} {epoch} {row_id}")
-        chosen = sorted(dice.sample(own, min(width, len(own))))
-        for number, column in enumerate(chosen):
-            bases[row, number] = old_bases[row, column]
-            table[row * num_bases + column] = row * width + number
-            factors[row * num_bases + column] = len(own) / len(chosen)
+        chosen = sorted(dice.sample(own, min(anchors_per_row, len(own))))
+        for place in chosen:
+            chosen_S[place // num_bases].append(place)
+            factors[place] = len(own) / len(chosen)
+    width = max(map(len, chosen_S))
+    bases = torch.zeros(len(chosen_S), width, dtype=torch.int64)
+    table = torch.full((part.bases_BN.numel(),), -1, dtype=torch.int64)
+    old_bases = part.bases_BN.flatten().cpu()
+    for slot, places in enumerate(chosen_S):
+        bases[slot, : len(places)] = old_bases[places]
+        table[places] = slot * width + torch.arange(len(places))
     device = part.source_KM.device
     source_KM = table.to(device)[part.source_KM]
     return dataclasses.replace(

@@ -9,7 +9,10 @@ Batches are padded on the right (causal attention never looks there) and made on
 sit together in every epoch, only the order of batches changes, as a pure function of seed and
 epoch. So cached features and a resumed run see bit-equal inputs.
 
-Shapes: B rows, T tokens, N bases, K steps, M supervised tokens.
+A batch is slots: each holds one row, or with `optim.packing` several, one after the other
+(packing.py). Positions of a batch are places in its slots; places_BT says where in its own row.
+
+Shapes: B slots, T tokens, N bases, K steps, M supervised tokens, R rows.
 """
 
 from __future__ import annotations
@@ -32,16 +35,21 @@ __all__ = ["Batch", "batch_order", "build_batch", "cut_rows", "plan_batches", "s
 class Batch:
     """One batch, on the CPU.
 
-    tokens_BT, lengths_B; bases_BN: every base any step starts from (padded with 0).
-    row_M, place_M: where supervised token m stands. source_KM: index of (row, base of step k) in
+    lengths_R, corners_R: of each row its tokens, and (slot, place) of its first. bases_BN: every
+    base any step starts from (padded with 0); first_base_R: where a row's begin in the flattened
+    [B*N]. places_BT: of each token in its row, 0 in padding; None where a slot is a row.
+    slot_M, place_M: where supervised token m stands. source_KM: index of (slot, base of step k) in
     the flattened [B*N]; valid_KM: step k supervises token m.
     """
 
     row_ids: tuple[str, ...]
     tokens_BT: Tensor
-    lengths_B: tuple[int, ...]
+    lengths_R: tuple[int, ...]
+    corners_R: tuple[tuple[int, int], ...]
     bases_BN: Tensor
-    row_M: Tensor
+    first_base_R: tuple[int, ...]
+    places_BT: Tensor | None
+    slot_M: Tensor
     place_M: Tensor
     source_KM: Tensor
     valid_KM: Tensor
@@ -49,7 +57,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Real tokens, padding left out."""
-        return sum(self.lengths_B)
+        return sum(self.lengths_R)
 
 
 def cut_rows(rows: Sequence[Row], *, max_length: int) -> tuple[list[Row], int]:
@@ -111,10 +119,10 @@ def batch_order(num_batches: int, *, seed: int, epoch: int) -> list[int]:
 def split_rows(
     lengths: Sequence[int], *, tokens_per_part: int, num_ranks: int
 ) -> list[tuple[int, ...]]:
-    """Places in one batch that are computed together: at least one part a process if there are
-    rows enough, and as many more as keep each part's padded size within tokens_per_part.
+    """Slots of one batch that are computed together: at least one part a process if there are
+    slots enough, and as many more as keep each part's padded size within tokens_per_part.
 
-    Rows of like length stand side by side, so parts are runs of even number.
+    Slots of like length stand side by side, so parts are runs of even number.
     """
     for num_parts in range(min(num_ranks, len(lengths)), len(lengths) + 1):
         if num_parts > num_ranks and num_parts % num_ranks and num_parts < len(lengths):
@@ -126,41 +134,55 @@ def split_rows(
     return parts
 
 
-def build_batch(rows: Sequence[Row], *, num_speculative_tokens: int) -> Batch:
+def build_batch(slots: Sequence[Sequence[Row]], *, num_speculative_tokens: int) -> Batch:
     """Tensors of one batch; see Batch."""
-    length = max(len(row.input_ids) for row in rows)
-    tokens = torch.zeros(len(rows), length, dtype=torch.int64)
-    bases, places, numbers, starts = [], [], [], []
-    for number, row in enumerate(rows):
-        tokens[number, : len(row.input_ids)] = torch.tensor(row.input_ids)
-        own = []
+    rows = [(number, row) for number, slot in enumerate(slots) for row in slot]
+    length = max(sum(len(row.input_ids) for row in slot) for slot in slots)
+    tokens, own_place = torch.zeros(2, len(slots), length, dtype=torch.int64)
+    corners, ends = [], [0] * len(slots)
+    bases: list[list[Tensor]] = [[] for _ in slots]
+    columns, places, numbers, starts = [], [], [], []
+    for number, row in rows:
+        first, size = ends[number], len(row.input_ids)
+        corners.append((number, first))
+        ends[number] += size
+        tokens[number, first : first + size] = torch.tensor(row.input_ids)
+        own_place[number, first : first + size] = torch.arange(size)
+        columns.append(sum(map(len, bases[number])))
         for start, end in row.loss_spans:
-            own.append(torch.arange(max(start - 1, 0), max(end - 2, start - 1, 0)))
-            place = torch.arange(min(max(start + 1, 2), end), end)
+            bases[number].append(
+                first + torch.arange(max(start - 1, 0), max(end - 2, start - 1, 0))
+            )
+            place = first + torch.arange(min(max(start + 1, 2), end), end)
             places.append(place)
             numbers.append(torch.full_like(place, number))
-            starts.append(torch.full_like(place, start))
-        bases.append(torch.cat(own))
-    width = max(len(own) for own in bases)
-    bases_BN = torch.zeros(len(rows), width, dtype=torch.int64)
-    at = torch.full((len(rows), length), -1, dtype=torch.int64)
-    for number, here in enumerate(bases):
+            starts.append(torch.full_like(place, first + start))
+    width = max(sum(map(len, own)) for own in bases)
+    bases_BN = torch.zeros(len(slots), width, dtype=torch.int64)
+    at = torch.full((len(slots), length), -1, dtype=torch.int64)
+    for number, own in enumerate(bases):
+        here = torch.cat(own)
         bases_BN[number, : len(here)] = here
         at[number, here] = number * width + torch.arange(len(here))
-    row_M, place_M, start_M = torch.cat(numbers), torch.cat(places), torch.cat(starts)
+    slot_M, place_M, start_M = torch.cat(numbers), torch.cat(places), torch.cat(starts)
     sources, valid = [], []
     for step in range(num_speculative_tokens):
         base = place_M - 2 - step
-        holds = (base + 1 >= start_M) & (base >= 0)
-        source = at[row_M, base.clamp(min=0)]
+        holds = (base + 1 >= start_M) & (base >= 0)  # a row's last place is no base
+        source = at[slot_M, base.clamp(min=0)]
         sources.append(source.clamp(min=0))
         valid.append(holds & (source >= 0))
     return Batch(
-        row_ids=tuple(row.row_id for row in rows),
+        row_ids=tuple(row.row_id for _, row in rows),
         tokens_BT=tokens,
-        lengths_B=tuple(len(row.input_ids) for row in rows),
+        lengths_R=tuple(len(row.input_ids) for _, row in rows),
+        corners_R=tuple(corners),
         bases_BN=bases_BN,
-        row_M=row_M,
+        first_base_R=tuple(
+            number * width + column for (number, _), column in zip(corners, columns, strict=True)
+        ),
+        places_BT=own_place if len(rows) > len(slots) else None,
+        slot_M=slot_M,
         place_M=place_M,
         source_KM=torch.stack(sources),
         valid_KM=torch.stack(valid),

@@ -36,12 +36,16 @@ class TextFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenTarget:
-    """The target through transformers, without gradients. Embedding and head may be one tensor."""
+    """The target through transformers, without gradients. Embedding and head may be one tensor.
+
+    is_spread: its layers lie on several processes, which call it equally often (sharding.py).
+    """
 
     backbone: Any
     embedding_VD: Tensor
     head_VD: Tensor
     num_layers: int
+    is_spread: bool = False
 
     def features(self, tokens_BT: Tensor, aux_layer_ids: Sequence[int]) -> TextFeatures:
         """Right-padded texts in, features out; positions count from 0 in every row."""

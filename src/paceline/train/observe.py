@@ -67,7 +67,7 @@ class DraftRun:
         try:
             for row, taps_BTF in zip(self._rows, self._features, strict=True):
                 current = row.row_id
-                batch = build_batch([row], num_speculative_tokens=1)
+                batch = build_batch([[row]], num_speculative_tokens=1)
                 device = self._embedding_VD.device
                 with torch.no_grad():
                     states, _ = module.unroll(

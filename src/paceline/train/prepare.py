@@ -17,12 +17,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from paceline.data import Row
 from paceline.errors import DataError
 from paceline.train.anchors import sample_anchors
 from paceline.train.batches import Batch, build_batch, plan_batches, split_rows
 from paceline.train.features import FrozenTarget, TextFeatures, likeliest
+from paceline.train.packing import plan_slots
 from paceline.train.ranks import Ranks
 from paceline.train.recipe import Recipe
 from paceline.train.stored import StoredStates
@@ -32,7 +34,7 @@ __all__ = ["BatchSource", "Prepared", "block_rows", "chunk_rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One part of a batch on the training device.
+    """One part of a batch on the training device; shapes and places as in `batches.Batch`.
 
     labels_M: draft ids of the target's likeliest token (0 where outside the draft vocabulary).
     weights_KM: position weights, 0 where nothing is supervised, summing to 1 over the whole batch,
@@ -43,7 +45,9 @@ class Prepared:
     row_ids: tuple[str, ...]
     num_tokens: int
     tokens_BT: Tensor
+    places_BT: Tensor | None
     bases_BN: Tensor
+    first_base_R: tuple[int, ...]
     source_KM: Tensor
     taps_BTF: Tensor
     final_MD: Tensor
@@ -68,6 +72,10 @@ def chunk_rows(vocab_size: int, device: torch.device) -> int:
     return max(8, elements // vocab_size)
 
 
+def _lengths(slots: Sequence[Sequence[Row]]) -> list[int]:
+    return [sum(len(row.input_ids) for row in slot) for slot in slots]
+
+
 class BatchSource:
     """Prepared batches by number. State: the feature cache."""
 
@@ -89,12 +97,8 @@ class BatchSource:
         self._frozen, self._recipe, self._ranks, self._device = frozen, recipe, ranks, device
         self._greedy_rows, self._stored = greedy_rows, stored
         self._aux_layer_ids = tuple(aux_layer_ids)
-        plan = plan_batches(
-            [len(row.input_ids) for row in rows],
-            tokens_per_batch=recipe.optim.tokens_per_batch,
-            seed=recipe.seed,
-        )
-        self._rows = [[rows[number] for number in members] for members in plan]
+        plan = plan_slots([len(row.input_ids) for row in rows], recipe)
+        self._slots = [[[rows[n] for n in slot] for slot in members] for members in plan]
         self._cache: dict[int, tuple[Prepared, ...]] = {}
         self._free_bytes = recipe.optim.feature_cache_bytes
         vocab_size = len(frozen.head_VD)
@@ -108,15 +112,15 @@ class BatchSource:
             self.teacher_head_VD = frozen.head_VD[tokens]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._slots)
 
     def row_ids(self, number: int) -> tuple[str, ...]:
-        return tuple(row.row_id for row in self._rows[number])
+        return tuple(row.row_id for slot in self._slots[number] for row in slot)
 
     @property
     def largest_part(self) -> int:
         """Padded tokens of the largest part that a process computes."""
-        lengths = [[len(row.input_ids) for row in rows] for rows in self._rows]
+        lengths = [_lengths(slots) for slots in self._slots]
         return max(
             max(sizes[i] for i in part) * len(part)
             for sizes in lengths
@@ -125,7 +129,7 @@ class BatchSource:
 
     def num_tokens(self, number: int) -> int:
         """Real tokens of batch `number`, padding left out."""
-        return sum(len(row.input_ids) for row in self._rows[number])
+        return sum(_lengths(self._slots[number]))
 
     def get(self, number: int, *, epoch: int = 0) -> tuple[Prepared, ...]:
         """This process's parts of batch `number`, with the anchors of an epoch where few are asked
@@ -149,14 +153,14 @@ class BatchSource:
         return found
 
     def _own(self, number: int) -> list[Batch]:
-        rows = self._rows[number]
-        parts = self._split([len(row.input_ids) for row in rows])
-        mine = [[rows[i] for i in part] for part in parts[self._ranks.rank :: self._ranks.world]]
+        slots = self._slots[number]
+        parts = self._split(_lengths(slots))
+        mine = [[slots[i] for i in part] for part in parts[self._ranks.rank :: self._ranks.world]]
         steps = self._recipe.num_unrolled
         batches = [build_batch(part, num_speculative_tokens=steps) for part in mine]
         passes = -(-len(parts) // self._ranks.world)
         idle = [
-            build_batch(rows[:1], num_speculative_tokens=steps)
+            build_batch(slots[:1], num_speculative_tokens=steps)
             for _ in range(passes - len(batches))
         ]
         for batch in idle:
@@ -202,6 +206,37 @@ class BatchSource:
         )
         return shared, not full
 
+    def _run_target(self, batch: Batch, tokens_BT: Tensor) -> TextFeatures:
+        """The target's features where the batch has its tokens; every row is read by itself.
+
+        Packed rows are of every length, so those of like length are read together; by a target
+        spread over processes, which all ask equally often, all at once.
+        """
+        if batch.places_BT is None:
+            return self._frozen.features(tokens_BT, self._aux_layer_ids)
+        lengths, size = batch.lengths_R, tokens_BT.shape
+        together = [tuple(range(len(lengths)))]
+        if not self._frozen.is_spread:
+            together = plan_batches(lengths, tokens_per_batch=tokens_BT.numel(), seed=0)
+        taps_BTF, final_BTD = torch.empty(0), torch.empty(0)
+        for numbers in together:
+            corners = [batch.corners_R[n] for n in numbers]
+            texts = [
+                tokens_BT[slot, first : first + lengths[n]]
+                for n, (slot, first) in zip(numbers, corners, strict=True)
+            ]
+            found = self._frozen.features(
+                pad_sequence(texts, batch_first=True), self._aux_layer_ids
+            )
+            if not taps_BTF.numel():
+                taps_BTF = found.taps_BTF.new_zeros(*size, found.taps_BTF.shape[-1])
+                final_BTD = found.final_BTD.new_zeros(*size, found.final_BTD.shape[-1])
+            for place, (n, (slot, first)) in enumerate(zip(numbers, corners, strict=True)):
+                here = slice(first, first + lengths[n])
+                taps_BTF[slot, here] = found.taps_BTF[place, : lengths[n]]
+                final_BTD[slot, here] = found.final_BTD[place, : lengths[n]]
+        return TextFeatures(taps_BTF=taps_BTF, final_BTD=final_BTD)
+
     def _require_finite(self, features: TextFeatures, batch: Batch) -> None:
         """Raises DataError for the row whose states would make every loss of its batch NaN."""
         for states in (features.taps_BTF, features.final_BTD):
@@ -219,15 +254,15 @@ class BatchSource:
         device = self._device
         tokens_BT = batch.tokens_BT.to(device)
         if self._stored is None:
-            features = self._frozen.features(tokens_BT, self._aux_layer_ids)
+            features = self._run_target(batch, tokens_BT)
         else:
             features = self._stored.features(batch, device=device)
-        rows_M, places_M = batch.row_M.to(device), batch.place_M.to(device)
-        final_MD = features.final_BTD[rows_M, places_M - 1]
+        slots_M, places_M = batch.slot_M.to(device), batch.place_M.to(device)
+        final_MD = features.final_BTD[slots_M, places_M - 1]
         self._require_finite(features, batch)
         head = self._frozen.head_VD
         if self._greedy_rows:
-            labels_M = tokens_BT[rows_M, places_M]
+            labels_M = tokens_BT[slots_M, places_M]
         else:
             labels_M = likeliest(final_MD, head, chunk=block_rows(len(head), 1, device))
         valid_KM = batch.valid_KM.to(device)
@@ -241,7 +276,7 @@ class BatchSource:
             known_BT = self._draft_of_target[tokens_BT] >= 0
             passed_M = torch.ones_like(inside_M)
             for step in range(1, len(valid_KM)):
-                passed_M &= known_BT[rows_M, (places_M - step).clamp(min=0)]
+                passed_M &= known_BT[slots_M, (places_M - step).clamp(min=0)]
                 valid_KM[step] &= passed_M
             labels_M = labels_M.clamp(min=0)
         position = torch.tensor(self._recipe.loss.position_weights, device=device)
@@ -250,7 +285,9 @@ class BatchSource:
             row_ids=batch.row_ids,
             num_tokens=batch.num_tokens if bool(batch.valid_KM.any()) else 0,
             tokens_BT=tokens_BT,
+            places_BT=None if batch.places_BT is None else batch.places_BT.to(device),
             bases_BN=batch.bases_BN.to(device),
+            first_base_R=batch.first_base_R,
             source_KM=batch.source_KM.to(device),
             taps_BTF=features.taps_BTF,
             final_MD=final_MD,

@@ -24,6 +24,7 @@
     tokens_per_batch = 2048         # of one step, over all processes
     tokens_per_part = 1024          # left out: a step is computed in one part a process
     anchors_per_row = 64            # left out: every step starts from every place of a row
+    packing = false                 # true: short rows share slots of max_length tokens
     max_length = 512
 
     [loss]
@@ -123,7 +124,8 @@ class Optim:
 
     tokens_per_batch: of one step, however many processes share it. tokens_per_part: what one
     process computes at a time, so what bounds its memory. anchors_per_row: bases of each row that a
-    step runs, others each epoch (anchors.py); None runs all.
+    step runs, others each epoch (anchors.py); None runs all. packing: several rows share a slot of
+    max_length tokens (packing.py).
     """
 
     lr: float
@@ -138,6 +140,7 @@ class Optim:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     anchors_per_row: int | None = None
+    packing: bool = False
     checkpoint_steps: int = 100
     feature_cache_bytes: int = 2 * 1024**3
 
@@ -184,7 +187,7 @@ class Recipe:
         value = dataclasses.asdict(self)
         del value["path"]
         value["init"]["from"] = value["init"].pop("from_")
-        later = [("draft", name) for name in EAGLE3_NORMS]
+        later = [("optim", "packing"), *(("draft", name) for name in EAGLE3_NORMS)]
         for table, key in (("init", "layers"), ("loss", "pace_alpha"), *later):
             if value[table][key] in (None, False):  # only where they are set
                 del value[table][key]
@@ -219,6 +222,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "trains_head": bool,
     "own_head": bool,
     "parallel": bool,
+    "packing": bool,
     "causal": bool,
     "layers": list,
 }

@@ -18,6 +18,7 @@ from paceline.train.families.eagle3_weights import load_draft_tensors, start_fro
 from paceline.train.families.module import DraftModule
 from paceline.train.families.table import Start, get_family, start_module
 from paceline.train.features import FrozenTarget
+from paceline.train.packing import plan_slots
 from paceline.train.recipe import INIT_WORDS, Recipe, recipe_sha256
 from paceline.train.stored import StoredStates
 from paceline.train.vetting import (
@@ -138,6 +139,7 @@ def build_setup(
     require_known_tokens(rows, target, data_dir)
     require_one_template(given, record, target, data_dir)
     _require_unused(recipe, rows)
+    plan_slots([len(row.input_ids) for row in rows], recipe)  # raises where packing has no effect
     fixed: dict[str, Any] = {
         "recipe": recipe,
         "target": target,

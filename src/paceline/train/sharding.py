@@ -65,7 +65,9 @@ def shard_target(frozen: FrozenTarget, ranks: Ranks) -> FrozenTarget:
     tied = frozen.head_VD.data_ptr() == frozen.embedding_VD.data_ptr()
     embedding_VD = embedding.detach()
     head_VD = embedding_VD if tied else frozen.head_VD.to(ranks.device)
-    return dataclasses.replace(frozen, backbone=outer, embedding_VD=embedding_VD, head_VD=head_VD)
+    return dataclasses.replace(
+        frozen, backbone=outer, embedding_VD=embedding_VD, head_VD=head_VD, is_spread=True
+    )
 
 
 def _mesh(ranks: Ranks) -> Any:

@@ -62,7 +62,12 @@ def train_step(
     num_steps, mix = len(batch.source_KM), recipe.loss
     block = block_rows(len(heads[0]), num_steps, heads[0].device)
     outputs, _ = module.unroll(
-        batch.tokens_BT, batch.taps_BTF, batch.bases_BN, frozen.embedding_VD, num_steps=num_steps
+        batch.tokens_BT,
+        batch.taps_BTF,
+        batch.bases_BN,
+        frozen.embedding_VD,
+        num_steps=num_steps,
+        places_BT=batch.places_BT,
     )
     student_KMD = torch.stack(
         [out.flatten(0, 1)[source] for out, source in zip(outputs, batch.source_KM, strict=True)]

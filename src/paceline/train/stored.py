@@ -190,12 +190,14 @@ class StoredStates:
         size, width = batch.tokens_BT.shape, self._width
         taps_BTF = torch.zeros(*size, width * max(1, len(self._places)), dtype=self._dtype)
         final_BTD = torch.zeros(*size, width, dtype=self._dtype)
-        for place, (row_id, length) in enumerate(zip(batch.row_ids, batch.lengths_B, strict=True)):
+        rows = zip(batch.row_ids, batch.lengths_R, batch.corners_R, strict=True)
+        for row_id, length, (slot, first) in rows:
             states = self._read(self._number_of[row_id])[:length]
+            here = slice(first, first + length)
             layers = states.view(length, -1, width)
-            final_BTD[place, :length] = layers[:, -1]
+            final_BTD[slot, here] = layers[:, -1]
             taps = layers[:, self._places] if self._places else layers[:, -1:]
-            taps_BTF[place, :length] = taps.flatten(1)
+            taps_BTF[slot, here] = taps.flatten(1)
         return TextFeatures(taps_BTF=taps_BTF.to(device), final_BTD=final_BTD.to(device))
 
     def _read(self, number: int) -> Tensor:

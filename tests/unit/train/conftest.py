@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_data, make_target
+from tiny import make_data, make_hybrid, make_target
 
 from paceline.target import TargetFacts, read_target
 
@@ -19,6 +19,11 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
     return read_target(make_target(tmp_path_factory.mktemp("tiny") / "target"))
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
+    return read_target(make_hybrid(tmp_path_factory.mktemp("hybrid") / "target"))
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from paceline.data import Row  # isort: skip
 K = 3
 
 
-def make_part(*lengths: int) -> Prepared:
+def make_part(*lengths: int, packed: bool = False) -> Prepared:
     """Rows with two spans each; weights as a recipe's position weights give them."""
     rows = [
         Row(
@@ -30,13 +30,15 @@ def make_part(*lengths: int) -> Prepared:
         )
         for number, length in enumerate(lengths)
     ]
-    batch = build_batch(rows, num_speculative_tokens=K)
+    batch = build_batch([rows] if packed else [[row] for row in rows], num_speculative_tokens=K)
     weights = batch.valid_KM * torch.tensor([1.0, 0.8, 0.64])[:, None]
-    num_tokens = len(batch.row_M)
+    num_tokens = len(batch.slot_M)
     return Prepared(
         row_ids=batch.row_ids,
         num_tokens=batch.num_tokens,
         tokens_BT=batch.tokens_BT,
+        places_BT=batch.places_BT,
+        first_base_R=batch.first_base_R,
         bases_BN=batch.bases_BN,
         source_KM=batch.source_KM,
         taps_BTF=torch.zeros(1),

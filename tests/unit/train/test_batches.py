@@ -28,7 +28,7 @@ def test_two_turns_of_four_and_three_tokens_u24() -> None:
     x[start] of each turn comes from the target itself, so 5 are drafted: the first turn's 3 and
     the second's 2; step j loses j more at the start of each turn.
     """
-    batch = build_batch([row("a", 14, (4, 8), (11, 14))], num_speculative_tokens=3)
+    batch = build_batch([[row("a", 14, (4, 8), (11, 14))]], num_speculative_tokens=3)
     assert batch.place_M.tolist() == [5, 6, 7, 12, 13]
     supervised = [batch.place_M[valid].tolist() for valid in batch.valid_KM]
     assert supervised == [[5, 6, 7, 12, 13], [6, 7, 13], [7]]
@@ -42,7 +42,8 @@ def test_two_turns_of_four_and_three_tokens_u24() -> None:
 
 
 def test_rows_of_unequal_length_are_padded_on_the_right() -> None:
-    batch = build_batch([row("a", 9, (4, 9)), row("b", 12, (3, 6))], num_speculative_tokens=2)
+    slots = [[row("a", 9, (4, 9))], [row("b", 12, (3, 6))]]
+    batch = build_batch(slots, num_speculative_tokens=2)
     assert batch.tokens_BT.shape == (2, 12)
     assert batch.tokens_BT[0, 9:].tolist() == [0, 0, 0]
     assert batch.num_tokens == 21
@@ -50,7 +51,7 @@ def test_rows_of_unequal_length_are_padded_on_the_right() -> None:
         for m, place in enumerate(batch.place_M.tolist()):
             if batch.valid_KM[step, m]:
                 number, column = divmod(int(batch.source_KM[step, m]), batch.bases_BN.shape[1])
-                assert number == batch.row_M[m]
+                assert number == batch.slot_M[m]
                 assert batch.bases_BN[number, column] == place - 2 - step
 
 

@@ -153,6 +153,18 @@ def test_a_process_without_a_row_waits_for_nobody(begin: Start, tmp_path: Path) 
     require_same_weights(tmp_path / "draft-3", tmp_path / "draft-0")
 
 
+def test_packed_rows_train_the_same_on_several_processes(begin: Start, tmp_path: Path) -> None:
+    """Slots for one process or two of three, under a target that all of them must ask."""
+    recipe = {"optim__packing": True, "optim__tokens_per_batch": 64, "optim__num_steps": 8}
+    runs = [begin(tmp_path / "draft-0", 0, recipe=recipe)]
+    runs += [begin(tmp_path / "draft-3", 3, recipe=recipe, sharded_target=True)]
+    one, three = (run.wait() for run in runs)
+    assert one.code == three.code == 0, one.said + three.said
+    assert max(len(rows) for _, _, rows in one.steps) > 2
+    require_same_curve(three.steps, one.steps)
+    require_same_weights(tmp_path / "draft-3", tmp_path / "draft-0")
+
+
 def test_every_family_one_after_the_other(
     begin: Start, target: TargetFacts, tmp_path: Path
 ) -> None:

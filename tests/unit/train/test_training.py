@@ -58,11 +58,24 @@ def train(
     return draft, seen
 
 
-@pytest.mark.parametrize(("vocab", "dtype"), [(None, "float32"), (40, "float32"), (40, "bfloat16")])
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "packing"),
+    [(None, "float32", False), (40, "float32", True), (40, "bfloat16", False)],
+)
 def test_resume_is_bit_identical_u29(
-    target: TargetFacts, data_dir: Path, tmp_path: Path, vocab: int | None, dtype: str
+    target: TargetFacts,
+    data_dir: Path,
+    tmp_path: Path,
+    vocab: int | None,
+    dtype: str,
+    packing: bool,
 ) -> None:
-    recipe = make_recipe(draft__draft_vocab_size=vocab, dtype=dtype)
+    recipe = make_recipe(
+        draft__draft_vocab_size=vocab,
+        dtype=dtype,
+        optim__packing=packing,
+        optim__tokens_per_batch=64 if packing else 96,
+    )
     straight, whole = train(recipe, target, data_dir, tmp_path / "a")
     none, before = train(recipe, target, data_dir, tmp_path / "b", die_after=13)
     assert none is None

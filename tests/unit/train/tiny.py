@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from paceline.records import sha256_file
-from paceline.target import TargetFacts
+from paceline.target import TargetFacts, read_target
 from paceline.train import Recipe, build_recipe
+from paceline.train.families.mtp import build_module
+from paceline.train.families.mtp_weights import start_mtp_random
 
 VOCAB = 64
 
@@ -42,6 +44,53 @@ def make_target(path: Path) -> Path:
             if parameter.ndim == 2:
                 parameter.mul_(6.0)
     model.save_pretrained(path)
+    return path
+
+
+def make_hybrid(path: Path) -> Path:
+    """A random 4-layer hybrid with a head of its own, hidden 32, vocabulary 64."""
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    torch.manual_seed(1)
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        attn_output_gate=True,
+        mtp_num_hidden_layers=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    )
+    model = Qwen3_5ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "conv" not in name:
+                parameter.mul_(6.0)
+    model.save_pretrained(path)
+    head = build_module(read_target(path).config)
+    start_mtp_random(head, 5)
+    weights = load_file(str(path / "model.safetensors"))
+    save_file(
+        {**weights, **head.state_dict()},
+        str(path / "model.safetensors"),
+        metadata={"format": "pt"},
+    )
     return path
 
 

@@ -27,7 +27,15 @@ from torch import Tensor, nn
 from paceline.draft import build_contract, read_dflash_attention, read_mask_token_id
 from paceline.errors import DraftError
 from paceline.train.families.eagle3 import Norm
-from paceline.train.families.layers import Linear, Mlp, config_number, read_rope, rotate
+from paceline.train.families.layers import (
+    Linear,
+    Mlp,
+    config_number,
+    read_rope,
+    rotate,
+    text_places,
+    unseen_places,
+)
 from paceline.train.families.module import TappedDraft
 
 __all__ = ["Dflash", "build_module"]
@@ -63,13 +71,17 @@ class Attention(nn.Module):
         return rotate(self.k_norm(k), places_BT, self.rope), v
 
     def forward(
-        self, x_BNSD: Tensor, context_BTD: Tensor, places_BNS: Tensor, bases_BN: Tensor
+        self,
+        x_BNSD: Tensor,
+        context_BTD: Tensor,
+        places_BNS: Tensor,
+        places_BT: Tensor,
+        unseen_BNT: Tensor,
     ) -> Tensor:
         """One softmax over the context up to each base and the base's own block."""
         num_rows, num_bases, num_slots = places_BNS.shape
         length, groups, width = context_BTD.shape[1], self.num_kv_heads, self.head_dim
         wide = torch.promote_types(x_BNSD.dtype, torch.float32)
-        places_BT = torch.arange(length, device=x_BNSD.device).expand(num_rows, length)
         keys_BTGE, values_BTGE = self.keys_values(context_BTD, places_BT)
         flat_BQD, places_BQ = x_BNSD.flatten(1, 2), places_BNS.flatten(1, 2)
         own_keys, own_values = self.keys_values(flat_BQD, places_BQ)
@@ -80,7 +92,7 @@ class Attention(nn.Module):
         scale = 1.0 / math.sqrt(width)
         past = torch.einsum("bnsgre,btge->bgrnst", queries, keys_BTGE).to(wide) * scale
         here = torch.einsum("bnsgre,bnuge->bgrnsu", queries, own_keys).to(wide) * scale
-        unseen = (places_BT[:, None] > bases_BN[:, :, None])[:, :, None]  # B N 1 T
+        unseen = unseen_BNT[:, :, None]  # B N 1 T
         away = places_BNS[..., None] - places_BNS[..., None, :]  # B N S U
         hidden = away < 0 if self.causal else torch.zeros_like(away, dtype=torch.bool)
         if self.window is not None:
@@ -105,11 +117,9 @@ class Layer(nn.Module):
         self.self_attn = Attention(config, causal=causal, window=window)
         self.mlp = Mlp(width, int(config_number(config, "intermediate_size")), bias=False)
 
-    def forward(
-        self, stream: Tensor, context: Tensor, places_BNS: Tensor, bases_BN: Tensor
-    ) -> Tensor:
+    def forward(self, stream: Tensor, context: Tensor, *where: Tensor) -> Tensor:
         normed = self.input_layernorm(stream)
-        stream = stream + self.self_attn(normed, context, places_BNS, bases_BN)
+        stream = stream + self.self_attn(normed, context, *where)
         return stream + self.mlp(self.post_attention_layernorm(stream))  # type: ignore[no-any-return]
 
 
@@ -154,16 +164,19 @@ class Dflash(TappedDraft):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         dtype, device = features_BTF.dtype, features_BTF.device
         context_BTD = self.hidden_norm(self.fc(features_BTF))
         slots = torch.arange(num_steps + 1, device=device)
-        places_BNS = bases_BN[..., None] + 1 + slots
+        places_BT = text_places(tokens_BT, places_BT)
+        unseen_BNT = unseen_places(bases_BN, places_BT)
+        places_BNS = places_BT.gather(1, bases_BN)[..., None] + 1 + slots
         ids_BNS = torch.full_like(places_BNS, self.mask_token_id)
         ids_BNS[..., 0] = tokens_BT.gather(1, bases_BN + 1)
         stream = F.embedding(ids_BNS, self.embeddings(embedding_VD)).to(dtype)
         for layer in self.layers:
-            stream = layer(stream, context_BTD, places_BNS, bases_BN)
+            stream = layer(stream, context_BTD, places_BNS, places_BT, unseen_BNT)
         outputs = list(self.norm(stream[:, :, 1:]).unbind(2))
         if head_VD is None:
             return outputs, []

@@ -29,6 +29,8 @@ from paceline.train.families.layers import (
     read_rope,
     rotate,
     take,
+    text_places,
+    unseen_places,
 )
 from paceline.train.families.module import DraftModule
 
@@ -139,11 +141,15 @@ class DraftModel(DraftModule):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Nothing of the target goes in but the dtype of its features."""
         body, dtype = self.model, features_BTF.dtype
-        num_rows, length = tokens_BT.shape
-        places_BT = torch.arange(length, device=tokens_BT.device).expand(num_rows, length)
+        hidden_BTT = None  # a text a row: causal attention alone
+        if places_BT is not None:
+            every_BT = torch.arange(places_BT.shape[1], device=places_BT.device)
+            hidden_BTT = unseen_places(every_BT.expand(places_BT.shape), places_BT)
+        places_BT = text_places(tokens_BT, places_BT)
         stream_BTD = body.embed(tokens_BT, dtype)
         kept = []
         for layer in body.decoder_layers():
@@ -151,18 +157,19 @@ class DraftModel(DraftModule):
             queries = layer.self_attn.queries(normed, places_BT)
             keys, values = layer.self_attn.keys_values(normed, places_BT)
             kept.append((keys, values))
-            stream_BTD = layer.leave(stream_BTD, _look_back(queries, keys, values))
+            stream_BTD = layer.leave(stream_BTD, _look_back(queries, keys, values, hidden_BTT))
         if head_VD is None:  # on the text's own tokens a later step is the next place
-            last = length - 1
+            last = tokens_BT.shape[1] - 1
             places = [(bases_BN + 1 + step).clamp(max=last) for step in range(num_steps)]
             return [body.norm(take(stream_BTD, at)) for at in places], []
         (matrix,) = self.output_heads(head_VD)
         outputs = [body.norm(take(stream_BTD, bases_BN + 1))]
         proposed = [F.linear(outputs[0], matrix.to(dtype)).argmax(dim=-1)]
-        unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None] + 1
+        unseen_BNT = unseen_places(bases_BN + 1, places_BT)
+        at_BN = places_BT.gather(1, bases_BN)
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in kept]
         for step in range(1, num_steps):
-            places_BN = bases_BN + 1 + step
+            places_BN = at_BN + 1 + step
             stream = body.embed(proposed[-1], dtype)
             for layer, past, mine in zip(body.decoder_layers(), kept, own, strict=True):
                 normed = layer.input_layernorm(stream)
@@ -174,13 +181,16 @@ class DraftModel(DraftModule):
         return outputs, proposed
 
 
-def _look_back(queries_BTHE: Tensor, keys_BTGE: Tensor, values_BTGE: Tensor) -> Tensor:
-    """Causal attention of every position; [B, T, H*E]."""
+def _look_back(
+    queries_BTHE: Tensor, keys_BTGE: Tensor, values_BTGE: Tensor, hidden_BTT: Tensor | None
+) -> Tensor:
+    """Causal attention of every position, within its own text; [B, T, H*E]."""
     mixed = F.scaled_dot_product_attention(
         queries_BTHE.transpose(1, 2),
         keys_BTGE.transpose(1, 2),
         values_BTGE.transpose(1, 2),
-        is_causal=True,
+        attn_mask=None if hidden_BTT is None else ~hidden_BTT[:, None],
+        is_causal=hidden_BTT is None,
         enable_gqa=True,
     )
     return mixed.transpose(1, 2).flatten(2)

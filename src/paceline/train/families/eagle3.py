@@ -35,6 +35,8 @@ from paceline.train.families.layers import (
     read_rope,
     rotate,
     take,
+    text_places,
+    unseen_places,
 )
 from paceline.train.families.module import TappedDraft
 
@@ -155,6 +157,7 @@ class Eagle3(TappedDraft):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """K steps from every base at once: (post-norm outputs [B,N,D], target ids proposed [B,N]).
 
@@ -166,22 +169,20 @@ class Eagle3(TappedDraft):
         """
         layer, attention = self.midlayer, self.midlayer.self_attn
         embedding_VD = self.embeddings(embedding_VD)
-        num_rows, length = tokens_BT.shape
-        dtype, device = features_BTF.dtype, features_BTF.device
-        places_BT = torch.arange(length, device=device).expand(num_rows, length)
+        dtype, places_BT = features_BTF.dtype, text_places(tokens_BT, places_BT)
         # step 0: keys and values of every position
         hidden_BTD = self.combine(features_BTF)
         inputs_BT = F.pad(tokens_BT[:, 1:], (0, 1))
         embeds_BTD = F.embedding(inputs_BT, embedding_VD).to(dtype)
         joined_BTD, residual_BTD = layer.enter(embeds_BTD, hidden_BTD)
         keys_BTGE, values_BTGE = attention.keys_values(joined_BTD, places_BT)
-        unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
+        unseen_BNT, at_BN = unseen_places(bases_BN, places_BT), places_BT.gather(1, bases_BN)
         # step 0: queries only at the bases
         joined, residual = take(joined_BTD, bases_BN), take(residual_BTD, bases_BN)
         own: list[tuple[Tensor, Tensor]] = []
         outputs, proposed = [], []
         for step in range(num_steps):
-            places_BN = bases_BN + step
+            places_BN = at_BN + step
             queries = attention.queries(joined, places_BN)
             if step:
                 own.append(attention.keys_values(joined, places_BN))
@@ -198,7 +199,7 @@ class Eagle3(TappedDraft):
                 if not step:
                     joined, residual = self._masked(bases_BN, embedding_VD, dtype)
                 continue
-            ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
+            ids = proposed[-1] if proposed else following(tokens_BT, bases_BN, step + 2, places_BT)
             embeds = F.embedding(ids, embedding_VD).to(dtype)
             joined, residual = layer.enter(embeds, normed if self.norm_output else prenorm)
         return outputs, proposed

@@ -29,6 +29,8 @@ __all__ = [
     "read_rope",
     "rotate",
     "take",
+    "text_places",
+    "unseen_places",
 ]
 
 
@@ -100,9 +102,27 @@ def take(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
     return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[-1]))
 
 
-def following(tokens_BT: Tensor, index_BN: Tensor) -> Tensor:
+def text_places(tokens_BT: Tensor, places_BT: Tensor | None) -> Tensor:
+    """Where each token stands in its own text; None: a row is one text, and its padding."""
+    if places_BT is not None:
+        return places_BT
+    return torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand(tokens_BT.shape)
+
+
+def unseen_places(bases_BN: Tensor, places_BT: Tensor) -> Tensor:
+    """What a base does not look at: what stands after it, and before its own text. [B, N, T]"""
+    index_T = torch.arange(places_BT.shape[1], device=places_BT.device)
+    first_BN = bases_BN - places_BT.gather(1, bases_BN)
+    return (index_T > bases_BN[..., None]) | (index_T < first_BN[..., None])
+
+
+def following(tokens_BT: Tensor, bases_BN: Tensor, ahead: int, places_BT: Tensor) -> Tensor:
+    """The token so many places after each base in its own text; 0 past the text's end."""
+    index_BN = bases_BN + ahead
     inside = index_BN < tokens_BT.shape[1]
-    return torch.where(inside, tokens_BT.gather(1, index_BN.where(inside, 0)), 0)
+    index_BN = index_BN.where(inside, 0)
+    inside &= places_BT.gather(1, index_BN) == places_BT.gather(1, bases_BN) + ahead
+    return torch.where(inside, tokens_BT.gather(1, index_BN), 0)
 
 
 def attend(

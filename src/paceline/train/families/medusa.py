@@ -82,6 +82,7 @@ class Medusa(DraftModule):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """features_BTF: states after the final norm. Raises DraftError for K above the heads."""
         if num_steps > len(self.blocks):

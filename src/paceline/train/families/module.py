@@ -33,10 +33,13 @@ class DraftModule(nn.Module):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """K steps from every base: (states that the output matrices read [B,N,D], ids [B,N]).
 
         bases_BN: positions t whose next token x[t+1] is known; step j predicts x[t+2+j].
+        places_BT: where each token stands in its own text, when several stand in one row, one after
+        the other; no base then sees another text than its own.
         features_BTF: the target's tapped layers side by side, or its state after the final norm.
         Without head_VD later steps read the text's own tokens (training) and no ids come back;
         with it (the target's, or the first of the draft's own) they read what was just proposed.

@@ -32,6 +32,8 @@ from paceline.train.families.layers import (
     read_rope,
     rotate,
     take,
+    text_places,
+    unseen_places,
 )
 from paceline.train.families.module import DraftModule
 
@@ -143,6 +145,7 @@ class Mtp(DraftModule):
         *,
         num_steps: int,
         head_VD: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """K steps from every base at once: (outputs after mtp.norm [B,N,D], proposed ids [B,N]).
 
@@ -152,18 +155,16 @@ class Mtp(DraftModule):
         head, layer = self.mtp, self.mtp.layers[0]
         assert isinstance(layer, Layer)
         attention = layer.self_attn
-        num_rows, length = tokens_BT.shape
-        dtype, device = features_BTF.dtype, features_BTF.device
-        places_BT = torch.arange(length, device=device).expand(num_rows, length)
+        dtype, places_BT = features_BTF.dtype, text_places(tokens_BT, places_BT)
         embeds_BTD = F.embedding(F.pad(tokens_BT[:, 1:], (0, 1)), embedding_VD).to(dtype)
         stream_BTD = head.enter(embeds_BTD, features_BTF)
         keys, values = attention.keys_values(layer.input_layernorm(stream_BTD), places_BT)
-        unseen_BNT = places_BT[:, None, :] > bases_BN[:, :, None]
+        unseen_BNT, at_BN = unseen_places(bases_BN, places_BT), places_BT.gather(1, bases_BN)
         stream = take(stream_BTD, bases_BN)
         own: list[tuple[Tensor, Tensor]] = []
         outputs, proposed = [], []
         for step in range(num_steps):
-            places_BN = bases_BN + step
+            places_BN = at_BN + step
             normed = layer.input_layernorm(stream)
             queries, gate = attention.queries(normed, places_BN)
             if step:
@@ -175,7 +176,8 @@ class Mtp(DraftModule):
             if head_VD is not None:
                 proposed.append(F.linear(outputs[-1], head_VD.to(dtype)).argmax(dim=-1))
             if step + 1 < num_steps:
-                ids = proposed[-1] if proposed else following(tokens_BT, places_BN + 2)
+                said = following(tokens_BT, bases_BN, step + 2, places_BT)
+                ids = proposed[-1] if proposed else said
                 stream = head.enter(F.embedding(ids, embedding_VD).to(dtype), outputs[-1])
         return outputs, proposed
 
