@@ -5,28 +5,28 @@
     python recipes/adaptfm/ladder.py --render bench/results/ladder-h200.json     the page's section
 
 `smollm2` on real weights and unique prompts, then the Qwen3.5-4B shape on dummy weights. Most
-important rungs first; a finished rung lies in WORK and is not measured again, so the same command
-goes on where it was stopped, killed included. --at-once engines start together, ahead of their
-turn; while one is timed nothing starts. A rung that cannot run has its reason and stops no other.
-The W4A16 target is made in WORK, or handed in with --quantised. Start with the device alone.
+important rungs first, then the best of all beside the baseline again; --first N leaves out what
+comes after N. A finished rung lies in WORK and is not measured again, so the same command goes on
+where it was stopped, killed included. --at-once engines start together, ahead of their turn; while
+one is timed nothing starts. A rung that cannot run has its reason and stops no other. The W4A16
+target is made in WORK while the first engines start, on --data where answers were made before, or
+handed in with --quantised. Start with the device alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ladder_engines import begin_quantising, open_together, say
 from ladder_page import print_table, write_section
-from run import PACELINE, plan_steps
 from rungs import SHAPE, SMOLLM2, Opener, Rung, build_best, prepare_shape, prepare_target
 
 from paceline.cli.bench import read_bench_text, read_regimes
@@ -47,12 +47,12 @@ from paceline.target import TargetFacts, read_target
 HERE = Path(__file__).resolve().parent
 FORMAT = "paceline-ladder/1"
 NUM_WARM_UP = 2
+LAST = "eager-again"
 REGIMES = {
     "smollm2": ("64:128", "2048:256", "7900:256"),  # it has 8,192 positions
     "qwen3.5-4b": ("64:128", "2048:256", "8192:256"),
 }
 TINY_REGIMES = ("64:16", "192:16")
-W4A16 = {"scheme": "w4a16", "method": "gptq", "group_size": 64, "head": "w8a16"}
 _DUMMY = {
     "cuda": "dummy: text means nothing, acceptance is decreed",
     "cpu": "dummy: text means nothing, nor does acceptance, which vLLM's CPU build cannot be told",
@@ -91,9 +91,11 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="Finished rungs, logs, the W4A16 target.")
     parser.add_argument("--out", type=Path, help="The ladder as JSON, written after each part.")
     parser.add_argument("--minutes", type=float, default=1e9, help="No rung begins afterwards.")
-    parser.add_argument("--at-once", type=int, help="Engines started together; 5 on CUDA, else 1.")
+    parser.add_argument("--at-once", type=int, help="Engines started together; 8 on CUDA, else 1.")
     parser.add_argument("--requests", type=int, default=8, help="Measured requests a regime.")
     parser.add_argument("--quantised", type=Path, help="A W4A16 folder of smollm2.")
+    parser.add_argument("--data", type=Path, help="Its answers, to quantise on: none are made.")
+    parser.add_argument("--first", type=int, help="Only so many rungs, and the best of them.")
     parser.add_argument("--answers", type=int, default=1024, help="To quantise on, if it is made.")
     parser.add_argument("--part", action="append", choices=list(REGIMES))
     parser.add_argument("--device")
@@ -118,8 +120,9 @@ class Part:
         self.rungs = list(SHAPE if self.is_shape else SMOLLM2)
         self.target = read_shape_target(name, options.tiny) if self.is_shape else read_target(name)
         self.requests = self._build_requests()
-        self.at_once = options.at_once or (1 if device == "cpu" else 5)
+        self.at_once = options.at_once or (1 if device == "cpu" else 8)
         self.quantised: Path | None = options.quantised
+        self._quantising: subprocess.Popen[bytes] | None = None
         self._require_same()
 
     def _build_requests(self) -> Requests:
@@ -164,37 +167,68 @@ class Part:
         self.prompts_sha256 = mine["prompts_sha256"]
 
     def measure(self, has_time: Callable[[], bool]) -> None:
-        """Every rung that has no file yet, and then the best of all."""
-        todo = [rung for rung in self.rungs if self._read(rung) is None]
+        """Every rung that has no file yet; then the best of all, and the baseline again."""
+        last = [rung for rung in self.rungs if rung.name == LAST]
+        first = [rung for rung in self.rungs if rung.name != LAST][: self.options.first]
+        todo = [rung for rung in first if self._read(rung) is None]
         wanted = not self.is_shape and any(rung.quantised for rung in todo)
-        if wanted and self.quantised is None and has_time():
-            self.quantised = self._make_quantised()
-        self._measure(todo, has_time)
+        try:
+            if wanted and self.quantised is None and has_time():
+                self.quantised, self._quantising = begin_quantising(
+                    self.target,
+                    self.folder / "w4a16",
+                    device=self.device,
+                    data=self.options.data,
+                    num_answers=self.options.answers,
+                )
+            self._measure(todo, has_time)
+        finally:
+            if self._quantising is not None:  # no time was left to wait for it
+                self._quantising.kill()
+                self._quantising.wait()
         measured, gains = self._gains()
         if "eager" in measured:
             best = build_best(self.rungs, gains, max(measured, key=lambda name: measured[name]))
             if best is not None:
                 self.rungs.append(best)
-                if self._read(best) is None:
-                    self._measure([best], has_time)
+                last.insert(0, best)
+        if rest := [rung for rung in last if self._read(rung) is None]:
+            self._measure(rest, has_time)
 
     def _measure(self, todo: Sequence[Rung], has_time: Callable[[], bool]) -> None:
+        left = list(todo)
+        while left and has_time():
+            # what needs the quantised target waits for the next batch while it is made
+            batch = [one for one in left if not (one.quantised and self._quantising)]
+            if not batch:
+                self._end_quantising()
+                continue
+            batch = batch[: self.at_once]
+            left = [one for one in left if one not in batch]
+            self._measure_batch(batch, has_time)
+
+    def _end_quantising(self) -> None:
+        """Waits for the quantised target where it is being made; without it, its rungs say so."""
+        if self._quantising is not None and self._quantising.wait():
+            self.quantised = None
+        self._quantising = None
+
+    def _measure_batch(self, batch: Sequence[Rung], has_time: Callable[[], bool]) -> None:
         ready: list[tuple[Rung, Opener]] = []
-        for rung in todo if has_time() else ():
+        for rung in batch:
             try:
                 ready.append((rung, self._prepare(rung)))
             except PacelineError as problem:
                 self._keep(rung, {"reason": one_line(problem)})
-        for begin in range(0, len(ready), self.at_once):
-            if not has_time():
-                return
-            batch = ready[begin : begin + self.at_once]
-            say(f"starting {', '.join(rung.name for rung, _ in batch)}")
-            with open_together(batch, self.folder / "logs") as opened:
-                for rung, endpoint in opened:
-                    if not has_time():
-                        return
-                    self._keep(rung, self._measure_one(endpoint))
+        if not ready:
+            return
+        say(f"starting {', '.join(rung.name for rung, _ in ready)}")
+        with open_together(ready, self.folder / "logs") as opened:
+            self._end_quantising()  # nothing else runs while one is timed
+            for rung, endpoint in opened:
+                if not has_time():
+                    return
+                self._keep(rung, self._measure_one(endpoint))
 
     def _measure_one(self, endpoint: VllmEndpoint | PacelineError) -> dict[str, Any]:
         if isinstance(endpoint, PacelineError):
@@ -226,29 +260,6 @@ class Part:
             return prepare_shape(rung, self.target, length=length, device=self.device)
         quantised = self.quantised
         return prepare_target(rung, self.target, quantised, length=length, device=self.device)
-
-    def _make_quantised(self) -> Path | None:
-        """The commands of `recipes/adaptfm/run.py` for a W4A16 target; None where one fails."""
-        work = self.folder / "w4a16"
-        recipe = {"target": W4A16, "draft": {"family": "suffix", "k": 8}}
-        steps = plan_steps(
-            recipe,
-            self.target,
-            work,
-            device=self.device,
-            regimes=[],
-            num_steps=0,
-            num_requests=1,
-            num_answers=self.options.answers,
-        )
-        made = Path(steps.target)
-        for row in steps.open_rows:
-            say(f"open: {row}")
-        for command in steps.commands[:2] if not made.exists() else ():
-            say("paceline " + " ".join(command))
-            if subprocess.run([*PACELINE, *command]).returncode:
-                return None
-        return made
 
     def _path(self, rung: Rung) -> Path:
         return self.folder / f"{rung.name}.json"
@@ -322,39 +333,6 @@ class Part:
         return "not run yet"
 
 
-@contextlib.contextmanager
-def open_together(
-    batch: Sequence[tuple[Rung, Opener]], logs: Path
-) -> Iterator[Iterator[tuple[Rung, VllmEndpoint | PacelineError]]]:
-    """Engines started together, handed out one by one; each is closed when the next is asked for.
-
-    In place of one that did not start comes its reason.
-    """
-
-    def enter(one: tuple[Rung, Opener]) -> tuple[contextlib.ExitStack, Any]:
-        own = contextlib.ExitStack()
-        try:
-            return own, own.enter_context(one[1](logs / f"{one[0].name}.log"))
-        except PacelineError as problem:
-            return own, problem
-
-    with contextlib.ExitStack() as stack:
-        if len(batch) == 1:  # the main thread's own child: it dies with this process
-            started = [enter(batch[0])]
-        else:
-            with ThreadPoolExecutor(len(batch)) as pool:
-                started = list(pool.map(enter, batch))
-        for own, _ in started:
-            stack.push(own)
-
-        def hand_out() -> Iterator[tuple[Rung, VllmEndpoint | PacelineError]]:
-            for (rung, _), (own, endpoint) in zip(batch, started, strict=True):
-                yield rung, endpoint
-                own.close()
-
-        yield hand_out()
-
-
 def read_shape_target(name: str, tiny: bool) -> TargetFacts:
     """The bundled shape; tiny: four layers, a vocabulary of 8,192."""
     facts = read_shape(name).facts
@@ -387,10 +365,6 @@ def shorten(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def one_line(problem: PacelineError) -> str:
     return " ".join(str(problem).split())[:600]
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,7 @@ SMOLLM2 = _stack(
     ("eager", None, "bf16, eager, no draft, no graphs", {"engine": {"compiled": False}}),
     ("compiled", "eager", "compiled, CUDA graphs", {"engine": {"compiled": True}}),
     ("eagle3", "compiled", "draft smollm2-eagle3, K = 3", _EAGLE3),
-    ("w4a16-eagle3", "eagle3", "target in W4A16", {"quantised": True}),
     ("suffix", "compiled", "suffix, constant K = 8", {"draft": "suffix", "k": 8}),
-    ("w4a16", "compiled", "target in W4A16", {"quantised": True}),
     ("eagle3-k5", "eagle3", "K = 5", {"k": 5}),
     ("eagle3-graphs", "eagle3", "graphs of K + 1 and 2 (K + 1) only", {"cudagraph_blocks": 2}),
     (
@@ -82,9 +80,9 @@ SMOLLM2 = _stack(
         "tokens handed over 256 at a time",
         {"engine": {"stream_interval": 256}},
     ),
-    ("suffix-k16", "suffix", "K = 16", {"k": 16}),
     ("eagle3-k7", "eagle3", "K = 7", {"k": 7}),
-    ("eagle3-k2", "eagle3", "K = 2", {"k": 2}),
+    ("w4a16-eagle3", "eagle3", "target in W4A16", {"quantised": True}),
+    ("w4a16", "compiled", "target in W4A16", {"quantised": True}),
     (
         "eagle3-in-step",
         "eagle3",
@@ -92,19 +90,21 @@ SMOLLM2 = _stack(
         {"engine": {"async_scheduling": False}},
     ),
     (
-        "in-step",
-        "compiled",
-        "without async scheduling",
-        {"engine": {"async_scheduling": False}},
-    ),
-    ("w4a16-suffix", "suffix", "target in W4A16", {"quantised": True}),
-    (
         "eagle3-one-process",
         "eagle3",
         "scheduler and caller in one process",
         {"env": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}},
     ),
+    ("w4a16-suffix", "suffix", "target in W4A16", {"quantised": True}),
+    ("suffix-k16", "suffix", "K = 16", {"k": 16}),
     ("ngram", "compiled", "n-gram, constant K = 8", {"draft": "ngram", "k": 8}),
+    ("eagle3-k2", "eagle3", "K = 2", {"k": 2}),
+    (
+        "in-step",
+        "compiled",
+        "without async scheduling",
+        {"engine": {"async_scheduling": False}},
+    ),
     ("eager-again", "eager", "nothing: the machine's own drift", {}),
 )
 _MTP = {"draft": "mtp", "k": 3, "acceptance_length": 2.8}

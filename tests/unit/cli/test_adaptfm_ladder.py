@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import sys
@@ -46,7 +47,8 @@ def page() -> Any:
 
 def options(work: Path, **changed: Any) -> argparse.Namespace:
     given = {"work": work, "requests": 2, "tiny": True, "at_once": None, "quantised": None}
-    return argparse.Namespace(**{**given, "answers": 8, **changed})
+    given |= {"answers": 8, "data": None, "first": None}
+    return argparse.Namespace(**{**given, **changed})
 
 
 def open_part(ladder: Any, work: Path, regimes: tuple[str, ...] = ("64:16", "192:16")) -> Any:
@@ -301,3 +303,55 @@ def test_the_shape_has_a_plan_with_a_decreed_acceptance(
         True,
         True,
     ]
+
+
+class Quantiser:
+    """A process that ends when it is waited for."""
+
+    def __init__(self, events: list[str], code: int) -> None:
+        self.events, self.code = events, code
+
+    def wait(self) -> int:
+        self.events.append("quantised")
+        return self.code
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_quantised_target_is_made_while_engines_start_and_before_one_is_timed(
+    ladder: Any, rungs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    part = open_part(ladder, tmp_path)
+    part.is_shape, part.at_once, part.options.first = False, 3, 9
+    part.rungs = list(rungs.SMOLLM2)
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def open_together(batch: Any, logs: Path) -> Any:
+        events.append("start " + " ".join(rung.name for rung, _ in batch))
+        yield iter([(rung, None) for rung, _ in batch])
+
+    def prepare(rung: Any) -> str:
+        if rung.quantised and part.quantised is None:
+            raise PlanError("no quantised target")
+        return rung.name
+
+    def measure_one(endpoint: None) -> dict[str, str]:
+        events.append("time")
+        return {"reason": "not measured in a test"}
+
+    def begin(*args: Any, **given: Any) -> Any:
+        events.append("quantising")
+        return tmp_path, Quantiser(events, code)
+
+    monkeypatch.setattr(ladder, "open_together", open_together)
+    monkeypatch.setattr(ladder, "begin_quantising", begin)
+    monkeypatch.setattr(part, "_prepare", prepare)
+    monkeypatch.setattr(part, "_measure_one", measure_one)
+    part.measure(lambda: True)
+    assert events[:4] == ["quantising", "start eager compiled eagle3", "quantised", "time"]
+    starts = [event.removeprefix("start ").split() for event in events if event.startswith("start")]
+    assert [name for names in starts for name in names] == [
+        *("eager", "compiled", "eagle3", "suffix", "eagle3-k5", "eagle3-graphs"),
+        *("eagle3-stream", "eagle3-k7", *(["w4a16-eagle3"] if code == 0 else []), "eager-again"),
+    ]
+    assert events.count("quantised") == 1
