@@ -26,7 +26,8 @@ def forecast(
         ),
     ],
     designs: Annotated[
-        list[Path] | None, typer.Argument(help="DESIGN.toml: family, K and sizes.")
+        list[Path] | None,
+        typer.Argument(help="DESIGN.toml (family, K, sizes), or a draft that is there."),
     ] = None,
     rules: Annotated[
         str | None,
@@ -34,7 +35,7 @@ def forecast(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", help="The baseline's DESIGN.toml; else the target's MTP head."),
+        typer.Option("--baseline", help="The baseline, likewise; else the target's MTP head."),
     ] = None,
     baseline_acceptance: Annotated[
         float | None,
@@ -90,7 +91,7 @@ def forecast(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell a draft's bytes and limits before it is trained.
+    """Tell a draft's bytes and limits, before it is trained or after.
 
     And the acceptance that a score needs; from sizes alone, without a GPU. --search tries a whole
     space of designs, --measure runs real engines on the target's shape alone.
@@ -213,15 +214,20 @@ def _forecast(
     step_model: Path | None,
     as_json: bool,
 ) -> None:
-    from paceline.forecast import build_forecast, describe_forecast, read_design, read_shape
+    from paceline.forecast import (
+        build_forecast,
+        describe_forecast,
+        read_design_or_draft,
+        read_shape,
+    )
     from paceline.rules import read_rules
 
     shape = read_shape(target)
     result = build_forecast(
-        read_design(design, shape),
+        read_design_or_draft(design, shape),
         shape,
         read_rules(rules),
-        baseline=read_design(baseline, shape) if baseline else None,
+        baseline=read_design_or_draft(baseline, shape) if baseline else None,
         baseline_acceptance_length=baseline_acceptance,
         bandwidth_gb_s=bandwidth,
         model=_read_model(step_model),
@@ -237,11 +243,16 @@ def _forecast_latency(
     design: Path, target: str, bandwidth: float, step_model: Path | None, as_json: bool
 ) -> None:
     from paceline.eval import REGIMES
-    from paceline.forecast import build_latency, describe_latency, read_design, read_shape
+    from paceline.forecast import (
+        build_latency,
+        describe_latency,
+        read_design_or_draft,
+        read_shape,
+    )
 
     shape = read_shape(target)
     found = build_latency(
-        read_design(design, shape),
+        read_design_or_draft(design, shape),
         shape,
         [(regime.prompt_tokens, regime.new_tokens) for regime in REGIMES],
         bandwidth_gb_s=bandwidth,

@@ -40,7 +40,7 @@ def measure_shape(
         measure_cache_of,
         measure_steps,
         native_baseline,
-        read_design,
+        read_design_or_draft,
         read_measure_plan,
         read_shape,
     )
@@ -62,7 +62,7 @@ def measure_shape(
     else:
         k = read_rules(rules).speculation.baseline_num_speculative_tokens
         plan = build_measure_plan(
-            [(path.stem, read_design(path, shape)) for path in designs],
+            [(path.stem, read_design_or_draft(path, shape)) for path in designs],
             native_baseline(shape, k),
             lengths=_read_lengths(lengths or "64,2048,8192"),
             num_repeats=6 if num_repeats is None else num_repeats,

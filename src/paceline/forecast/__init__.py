@@ -7,6 +7,7 @@ from paceline.forecast.describe import describe_forecast
 from paceline.forecast.design import Design, native_baseline, parse_design, read_design
 from paceline.forecast.draft_config import build_draft_config, list_own_tensors
 from paceline.forecast.fit import describe_fit, fit_runs, fit_step_model
+from paceline.forecast.from_draft import design_of_draft, read_design_or_draft
 from paceline.forecast.latency import build_latency, describe_latency
 from paceline.forecast.measure import Measured, measure_steps
 from paceline.forecast.measure_plan import (
@@ -64,6 +65,7 @@ __all__ = [
     "describe_measured",
     "describe_scaling",
     "describe_search",
+    "design_of_draft",
     "fit_runs",
     "fit_scaling",
     "fit_step_model",
@@ -79,6 +81,7 @@ __all__ = [
     "parse_design",
     "parse_space",
     "read_design",
+    "read_design_or_draft",
     "read_measure_plan",
     "read_phase",
     "read_runs",
