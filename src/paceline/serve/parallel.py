@@ -54,11 +54,27 @@ def check_parallel(plan: Plan, draft: Draft, notes: list[str]) -> None:
         )
     if draft.family == "dflash":
         _check_dflash(plan, draft, where)
+    elif plan.device == "cpu":
+        _check_fc(draft, where)
     stated, k = draft.num_speculative_tokens, plan.num_speculative_tokens
     if k < stated and any(not causal for _, causal in _see(draft)):
         notes.append(
             f"K = {k}, but the draft was trained to fill {stated} slots that see one another: a"
             " shorter block is another input"
+        )
+
+
+def _check_fc(draft: Draft, where: str) -> None:
+    """vLLM projects `mask_hidden` once, at the engine's start, as [F] and not as [1, F]."""
+    scales = {".".join(name.split(".")[-2:]) for name in draft.tensors}
+    if scales & {"fc.weight_scale", "fc.weight_packed"}:
+        raise PlanError(
+            "'fc' is quantised, and vLLM 0.31.0 runs it on the masked state as one row without a"
+            " batch, on which its packed kernels of a CPU end the engine at its start",
+            where=f"{where}: quantization_config",
+            expected="fc in 16 bit in a parallel EAGLE-3 draft",
+            fix="Quantise the 16-bit draft with `paceline quantize`, which keeps fc, or serve this"
+            " one on a GPU.",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from paceline.draft import Draft, build_dflash_config, build_eagle3_config
 from paceline.errors import PlanError
+from paceline.safetensors_header import TensorInfo
 from paceline.serve import build_plan, check_plan
 from paceline.target import TargetFacts
 
@@ -168,3 +170,33 @@ def test_parallel_eagle3_has_no_notes_on_a_cpu(
     make_target: Targets, parallel_eagle3: Draft
 ) -> None:
     assert check_plan(build_plan(make_target(), parallel_eagle3, device="cpu")) == []
+
+
+@pytest.mark.parametrize("name", ["fc.weight_packed", "model.fc.weight_scale"])
+@pytest.mark.parametrize(
+    ("kind", "device"), [("parallel", "cpu"), ("one", "cpu"), ("parallel", "cuda")]
+)
+def test_a_quantised_fc_of_a_parallel_draft_is_refused_on_a_cpu(
+    name: str,
+    kind: str,
+    device: str,
+    make_target: Targets,
+    make_draft: Callable[..., Draft],
+    parallel_eagle3: Draft,
+    play_vllm: Callable[..., None],
+) -> None:
+    """As others write it: Paceline's own quantiser keeps fc."""
+    draft = parallel_eagle3 if kind == "parallel" else make_draft(k=K)
+    tensor = TensorInfo(name=name, dtype="I8", shape=(16, 48), start=0, end=768)
+    draft = dataclasses.replace(draft, tensors={"midlayer.mlp.weight_scale": tensor, name: tensor})
+    if device == "cuda":
+        play_vllm("", versions="vllm 0.31.0")
+    plan = build_plan(make_target(), draft, device=device, max_model_len=2048)
+    if (kind, device) != ("parallel", "cpu"):
+        check_plan(plan)
+        return
+    with pytest.raises(PlanError, match=r"'fc' is quantised.*one row without a batch") as caught:
+        check_plan(plan)
+    assert "keeps fc" in caught.value.fix
+    plain = dataclasses.replace(draft, tensors={"midlayer.mlp.weight_scale": tensor})
+    check_plan(build_plan(make_target(), plain, device="cpu"))
