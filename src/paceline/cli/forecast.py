@@ -84,7 +84,8 @@ def forecast(
         typer.Option("--at-once", min=1, help="Engines that start together, if they fit; 1."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
+        str | None,
+        typer.Option("--device", help="cpu or cuda; --measure finds it, a forecast is of cuda."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where --search, --fit and --measure write.")
@@ -115,9 +116,9 @@ def forecast(
         (max_tokens, "--max-tokens"),
         (minutes, "--minutes"),
         (at_once, "--at-once"),
-        (device, "--device"),
     ):
         _refuse(mode, value, name, ("--measure",))
+    _refuse(mode, device, "--device", ("", "--measure"))
     _refuse(mode, baseline, "--baseline", ("",))
     _refuse(mode, baseline_acceptance, "--baseline-acceptance", ("",))
     _refuse(mode, step_model, "--step-model", ("", "--search"))
@@ -170,6 +171,7 @@ def forecast(
             for given, option in (
                 (baseline, "--baseline"),
                 (baseline_acceptance, "--baseline-acceptance"),
+                (device, "--device"),
             ):
                 if given is not None:
                     raise PlanError(f"{option} has no effect with {rules}", fix="Leave it out.")
@@ -183,6 +185,7 @@ def forecast(
             2.8 if baseline_acceptance is None else baseline_acceptance,
             bandwidth,
             step_model,
+            device or "cuda",
             as_json,
         )
 
@@ -212,9 +215,11 @@ def _forecast(
     baseline_acceptance: float,
     bandwidth: float,
     step_model: Path | None,
+    device: str,
     as_json: bool,
 ) -> None:
     from paceline.forecast import (
+        CachePlan,
         build_forecast,
         describe_forecast,
         read_design_or_draft,
@@ -230,6 +235,7 @@ def _forecast(
         baseline=read_design_or_draft(baseline, shape) if baseline else None,
         baseline_acceptance_length=baseline_acceptance,
         bandwidth_gb_s=bandwidth,
+        plan=CachePlan(device=device),
         model=_read_model(step_model),
     )
     if as_json:

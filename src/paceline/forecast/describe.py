@@ -20,7 +20,7 @@ def describe_forecast(forecast: Forecast) -> list[tuple[str, list[tuple[str, str
     sections = [
         ("Design", describe_design(forecast.design)),
         (
-            f"Bytes at {memory.context_tokens:,} tokens",
+            f"Bytes at {memory.context_tokens:,} tokens, {_ON[forecast.device]}",
             describe_bytes(memory),
         ),
         (
@@ -52,6 +52,7 @@ def describe_forecast(forecast: Forecast) -> list[tuple[str, list[tuple[str, str
     return sections
 
 
+_ON = {"cuda": "on a GPU", "cpu": "on a CPU"}
 _USED = ("terms", "gate", "limits", "speculation")
 
 
@@ -87,12 +88,20 @@ def describe_design(design: Design) -> list[tuple[str, str]]:
 def _memory(memory: DraftMemory) -> list[tuple[str, str]]:
     sizes = memory.sizes
     return [
-        ("M", f"{memory.total_bytes:,} bytes ({memory.total_bytes / 1e9:.3f} GB)"),
+        ("M", f"{memory.total_bytes:,} bytes ({_size(memory.total_bytes)})"),
         ("  weights", f"{sizes.weights_bytes:,}"),
         ("  buffers", f"{sizes.buffers_bytes:,}"),
         ("  keys and values", f"{memory.kv_bytes:,}"),
         ("  recurrent states", f"{memory.state_bytes:,}"),
     ]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _step(forecast: Forecast) -> list[tuple[str, str]]:
@@ -107,12 +116,12 @@ def _step(forecast: Forecast) -> list[tuple[str, str]]:
         source = ("model", f"{forecast.step_source}; {context}")
     lines = [
         source,
-        ("target alone", f"{forecast.plain_step.step_ms:.2f} ms"),
-        ("design", f"{step.step_ms:.2f} ms a step, {step.draft_bytes / 1e9:.2f} GB for drafting"),
+        ("target alone", f"{_ms(forecast.plain_step.step_ms)} ms"),
+        ("design", f"{_ms(step.step_ms)} ms a step, {_size(step.draft_bytes)} for drafting"),
     ]
     if forecast.baseline_step is not None and forecast.step_ratio is not None:
         lines += [
-            ("baseline", f"{forecast.baseline_step.step_ms:.2f} ms a step"),
+            ("baseline", f"{_ms(forecast.baseline_step.step_ms)} ms a step"),
             (
                 "TPOT_B / TPOT",
                 f"{forecast.step_ratio:.3f} x the ratio of acceptance lengths; baseline's assumed:"

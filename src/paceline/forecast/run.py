@@ -23,11 +23,13 @@ _NOTABLE_SHARE = 0.02
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """goals and best are None without a baseline. memory_ratio is infinite for a draft of no
-    bytes. length_tokens: context of the step-time model. limits: name -> (value, limit, holds)."""
+    bytes. device: whose pages M counts. length_tokens: context of the step-time model. limits:
+    name -> (value, limit, holds)."""
 
     design: Design
     baseline: Design | None
     target: str
+    device: str
     rules: str
     provisional: tuple[str, ...]
     memory: DraftMemory
@@ -132,6 +134,7 @@ def build_forecast(
         design=design,
         baseline=baseline,
         target=shape.facts.name,
+        device=plan.device,
         rules=rules.name,
         provisional=rules.provisional,
         memory=memory,

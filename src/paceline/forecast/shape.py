@@ -78,13 +78,18 @@ class TargetShape:
 class CachePlan:
     """How the engine is set up; prefix caching is off, as in every measured run.
 
-    device: "cuda" or "cpu"; kv_dtype: of the target's own layers. in_flight_tokens: the engine's
-    max_num_batched_tokens, twice with asynchronous scheduling; windows keep blocks for it.
+    device: "cuda" or "cpu", whose pages differ; PlanError for another. kv_dtype: of the target's
+    own layers. in_flight_tokens: the engine's max_num_batched_tokens, twice with asynchronous
+    scheduling; windows keep blocks for it.
     """
 
     device: str = "cuda"
     kv_dtype: str = "bfloat16"
     in_flight_tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cuda", "cpu"):
+            raise PlanError(f"device {self.device!r} is unknown", expected="cpu or cuda")
 
 
 def list_shapes() -> tuple[str, ...]:

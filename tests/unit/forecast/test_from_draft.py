@@ -16,12 +16,15 @@ from paceline.errors import PlanError
 from paceline.forecast import (
     CachePlan,
     build_draft_config,
+    build_forecast,
+    describe_forecast,
     design_of_draft,
     measure_memory,
     read_design_or_draft,
     read_shape,
 )
 from paceline.forecast.sizes import measure_design
+from paceline.rules import read_rules
 
 # What a design has no key for, and the folders of it.
 NO_DESIGN = {
@@ -93,3 +96,24 @@ def test_the_config_of_a_design_leads_back_to_it() -> None:
 def test_a_draft_of_another_target(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="another target than pocket"):
         design_of_draft(read_draft(build_draft(tmp_path / "draft")), read_shape("pocket"))
+
+
+def test_small_drafts_are_told_in_small_units() -> None:
+    """M of 6 MB is not "0.006 GB", and steps of a small target are not all 0.01 ms."""
+    shape = read_shape("pocket")
+    found = build_forecast(
+        read_design_or_draft("pocket-eagle3", shape),
+        shape,
+        read_rules("emc2-2027"),
+        plan=CachePlan(device="cpu"),
+    )
+    text = "\n".join(
+        f"{label} {value}" for _, lines in describe_forecast(found) for label, value in lines
+    )
+    assert "M 6,163,472 bytes (6.16 MB)" in text
+    assert "target alone 0.0073 ms" in text
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(PlanError, match="'tpu' is unknown"):
+        CachePlan(device="tpu")
