@@ -30,6 +30,7 @@ OPTIONS: dict[str, list[str]] = {
     "compare": ["--json", "runs"],
     "data answer": [
         "--concurrency",
+        "--data-parallel",
         "--device",
         "--max-tokens",
         "--model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.serve import Plan
     from paceline.target import TargetFacts
 
-__all__ = ["Arm", "build_arm_plan", "is_same", "open_arm", "open_arms", "start_target"]
+__all__ = ["Arm", "build_arm_plan", "is_same", "open_arm", "open_arms", "start_targets"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +83,37 @@ def is_same(one: Arm, other: Arm) -> bool:
 
 
 @contextlib.contextmanager
-def start_target(
-    target: TargetFacts, out: Path, *, max_num_seqs: int, device: str | None
-) -> Iterator[Endpoint]:
-    """The target alone, for answering; its log lies beside `out`."""
-    from paceline.serve import check_plan, start
+def start_targets(
+    target: TargetFacts, out: Path, *, num: int, max_num_seqs: int, device: str | None
+) -> Iterator[list[Endpoint]]:
+    """The target alone, `num` times, for answering; the engines' logs lie beside `out`.
+
+    max_num_seqs: of each. The first starts alone, so that what is wrong is said once and what vLLM
+    builds for this machine is there for the others, which start at once.
+    """
+    from paceline.serve import check_plan, spread_plan, start
 
     plan = build_arm_plan(target, "none", max_num_seqs=max_num_seqs, device=device)
     check_plan(plan)
-    with told_when_full(out):
-        say(f"starting {target.name} on vLLM ...")
-        endpoint = start(plan, log_path=out.with_name(out.name + ".engine.log"))
-        try:
-            yield endpoint
-        finally:
-            endpoint.close()
+    plans = spread_plan(plan, num)
+
+    def begin(number: int) -> Endpoint:
+        name = out.name if num == 1 else f"{out.name}-{number}"
+        return start(plans[number], log_path=out.with_name(f"{name}.engine.log"))
+
+    with told_when_full(out), contextlib.ExitStack() as stack:
+        times = "" if num == 1 else f", {num} engines"
+        say(f"starting {target.name} on vLLM{times} ...")
+        endpoints = [begin(0)]
+        stack.callback(endpoints[0].close)
+        if num > 1:
+            with ThreadPoolExecutor(max_workers=num - 1) as pool:
+                starts = [pool.submit(begin, number) for number in range(1, num)]
+            for done in starts:  # what did start is closed, whatever another one says
+                if done.exception() is None:
+                    stack.callback(done.result().close)
+            endpoints += [done.result() for done in starts]
+        yield endpoints
 
 
 @contextlib.contextmanager

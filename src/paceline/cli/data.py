@@ -43,6 +43,9 @@ def answer(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; found by itself.")
     ] = None,
+    data_parallel: Annotated[
+        int, typer.Option("--data-parallel", min=1, help="Engines at once, one a GPU.")
+    ] = 1,
     server: Annotated[
         list[str] | None,
         typer.Option("--server", help="URL of an OpenAI-compatible server; several share."),
@@ -61,11 +64,11 @@ def answer(
     require_few_rejected(prompt_set)
     facts = read_target(target)
     if not server:
-        start_ahead(device)
+        start_ahead(device, num_engines=data_parallel)
     open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with (
-        _open(facts, out, concurrency, device, server or [], model) as endpoint,
+        _open(facts, out, concurrency, device, data_parallel, server or [], model) as endpoint,
         progress("answering") as show,
     ):
         record = answer_prompts(
@@ -87,22 +90,31 @@ def _open(
     out: Path,
     concurrency: int,
     device: str | None,
+    num_engines: int,
     servers: list[str],
     model: str | None,
 ) -> Iterator[Answering]:
-    """An engine of our own, or somebody's servers."""
-    from paceline.cli.arms import start_target
-    from paceline.data import open_servers
+    """Engines of our own, or somebody's servers. concurrency: of all together."""
+    from paceline.cli.arms import start_targets
+    from paceline.data import DataParallel, open_servers
     from paceline.errors import PlanError
 
     if not servers:
         if model is not None:
             raise PlanError("--model has no effect without --server", fix="Leave it out.")
-        with start_target(target, out, max_num_seqs=concurrency, device=device) as endpoint:
-            yield endpoint
+        each = -(-concurrency // num_engines)
+        with start_targets(
+            target, out, num=num_engines, max_num_seqs=each, device=device
+        ) as endpoints:
+            yield endpoints[0] if num_engines == 1 else DataParallel(endpoints)
         return
     if device is not None:
         raise PlanError("--device has no effect with --server", fix="Leave it out.")
+    if num_engines > 1:
+        raise PlanError(
+            "--data-parallel has no effect with --server",
+            fix="Name each server with a --server of its own.",
+        )
     yield open_servers(servers, target, model=model)
 
 

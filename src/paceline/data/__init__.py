@@ -8,7 +8,7 @@ from paceline.data.prompt import Prompt
 from paceline.data.prompt_set import PromptSet, read_prompts, require_few_rejected
 from paceline.data.rows import Row, read_data_record, read_rows
 from paceline.data.served import ServedTarget, open_server
-from paceline.data.several import SeveralServers, open_servers
+from paceline.data.several import DataParallel, open_servers
 from paceline.data.show import show_rows
 from paceline.data.states import StatesPlan, check_states, plan_states
 from paceline.data.tokens import (
@@ -23,12 +23,12 @@ __all__ = [
     "CATEGORIES",
     "Answering",
     "ChatTokenizer",
+    "DataParallel",
     "Overlap",
     "Prompt",
     "PromptSet",
     "Row",
     "ServedTarget",
-    "SeveralServers",
     "StatesPlan",
     "Thinking",
     "answer_prompts",

@@ -17,6 +17,7 @@ from paceline.data.rows import (
     build_settings,
     finish_record,
     opened_folder,
+    order_rows,
     read_data_record,
     read_rows,
 )
@@ -62,7 +63,8 @@ def answer_prompts(
     """Answers every prompt and returns the finished record of `out_dir`.
 
     Each finished answer is on disk at once; the same call on an unfinished folder asks only what
-    is missing, and on a finished one asks nothing. on_progress(done, total) counts prompts.
+    is missing, and on a finished one asks nothing. A finished folder has the prompts' order.
+    on_progress(done, total) counts prompts.
     Raises DataError for changed settings, for a prompt set of which more than half is rejected,
     and when no row is left; what the endpoint raises passes through, and nothing done is lost.
     """
@@ -114,6 +116,7 @@ def answer_prompts(
             raise DataError(
                 f"no answer could be used (first: {rejected[0]['reason']})", where=str(out_dir)
             )
+        order_rows(out_dir, [prompt.prompt_id for prompt in prompt_set.prompts])
         rejected.sort(key=lambda item: item["line"])
         return finish_record(out_dir, settings, rejected=rejected, seed=sampling.seed)
 

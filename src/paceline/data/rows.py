@@ -19,6 +19,7 @@ from paceline.records import (
     sha256_file,
     storage_errors,
     write_json,
+    write_text,
 )
 from paceline.target import TargetFacts
 
@@ -133,6 +134,18 @@ def append_row(data_dir: Path, row: Row) -> None:
             "finish_reason": row.finish_reason,
         },
     )
+
+
+def order_rows(data_dir: Path, row_ids: Sequence[str]) -> None:
+    """Puts the rows of a folder in this order; they were written as they were finished."""
+    places = {row_id: place for place, row_id in enumerate(row_ids)}
+    path = data_dir / ROWS_NAME
+    with storage_errors(path):
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    found = [places.get(row.row_id, len(places)) for row in read_rows(data_dir)]
+    if found != sorted(found):
+        ordered = sorted(zip(found, lines, strict=True))
+        write_text(path, "".join(f"{line}\n" for _, line in ordered))
 
 
 def _require_format(record: Mapping[str, Any], path: Path) -> None:

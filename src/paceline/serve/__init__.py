@@ -17,6 +17,7 @@ from paceline.serve.second_boot import Beside, check_repeat, observe_beside
 from paceline.serve.server import build_plain_plan, serve_http
 from paceline.serve.shape_run import ShapeDraft, find_machine, open_shape
 from paceline.serve.smoke import Observed, SmokeTest, observe_draft
+from paceline.serve.spread import spread_plan
 from paceline.serve.step_clock import HostOverhead, measure_host_overhead, with_step_clock
 from paceline.serve.tuned import ServeConfig, apply_engine_settings, read_serve_config
 
@@ -54,6 +55,7 @@ __all__ = [
     "open_shape",
     "read_serve_config",
     "serve_http",
+    "spread_plan",
     "start",
     "start_ahead",
     "with_applied_weights",

@@ -83,13 +83,13 @@ def _own_env(plan_env: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **plan_env, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def start_ahead(device: str | None) -> None:
+def start_ahead(device: str | None, *, num_engines: int = 1) -> None:
     """Lets vLLM be imported while the caller still prepares what it will ask an engine.
 
-    For engines on a CPU with a thread for each core and on a GPU; without vLLM here, nothing.
+    For so many engines that share a CPU's cores, and on a GPU; without vLLM here, nothing.
     """
     if engine_python() == sys.executable and importlib.util.find_spec("vllm") is not None:
-        threads = len(os.sched_getaffinity(0))
+        threads = max(1, len(os.sched_getaffinity(0)) // num_engines)
         prepare_forks(_own_env(build_env(device or find_device(), "v1", threads)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ def test_each_server_answers_its_share(target: TargetFacts, tmp_path: Path) -> N
     assert len(rows) == 12
     asked_for = {tuple(body["prompt"]) for body in (*asked, *others)}
     assert {row.input_ids[: row.loss_spans[0][0]] for row in rows.values()} == asked_for
+
+
+def test_the_file_is_the_one_that_one_alone_makes(target: TargetFacts, tmp_path: Path) -> None:
+    """Same rows, same order: whoever is done first, and after a stop."""
+    tokenizer, made = open_tokenizer(target), []
+    for name, slow in (("one", [0.0]), ("two", [0.05, 0.0]), ("three", [0.0, 0.0, 0.05])):
+        (tmp_path / name).mkdir()
+        with contextlib.ExitStack() as stack:
+            urls = [stack.enter_context(server(tokenizer=tokenizer, slow=s))[0] for s in slow]
+            answer(urls, target, tmp_path / name)
+        made.append((tmp_path / name / "data" / "rows.jsonl").read_bytes())
+    assert made[0] == made[1] == made[2]
+    assert [json.loads(line)["id"] for line in made[0].splitlines()] == [f"p{n}" for n in range(12)]
 
 
 def test_one_fails_the_other_goes_on_and_the_rest_is_spread_again(
