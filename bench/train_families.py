@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-batch", type=int, default=16_384)
     args = parser.parse_args()
     found = json.loads(args.out.read_text()) if args.out.exists() else {"families": {}}
-    peaks = measure_peaks(torch.device(args.device))
+    peaks = found.get("peaks") or measure_peaks(torch.device(args.device))
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
         write_rows(data, args.target, num_rows=args.rows, length=args.length)

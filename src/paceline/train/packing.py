@@ -31,16 +31,23 @@ def pack_rows(lengths: Sequence[int], *, width: int, seed: int) -> list[Slot]:
     random.Random(f"pack {seed}").shuffle(order)
     order.sort(key=lambda number: -lengths[number])
     slots: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # room left and slot, ascending
+    rooms: list[int] = []  # tokens left, ascending, each once
+    having: dict[int, list[int]] = {}  # the slots with so many left
     for number in order:
-        found = bisect.bisect_left(rooms, (lengths[number], -1))
+        found = bisect.bisect_left(rooms, lengths[number])
         if found == len(rooms):
             room, slot = width, len(slots)
             slots.append([])
         else:
-            room, slot = rooms.pop(found)
+            room = rooms[found]
+            slot = having[room].pop()
+            if not having[room]:
+                del rooms[found]
         slots[slot].append(number)
-        bisect.insort(rooms, (room - lengths[number], slot))
+        left = room - lengths[number]
+        if not having.setdefault(left, []):
+            bisect.insort(rooms, left)
+        having[left].append(slot)
     return [tuple(slot) for slot in slots]
 
 
