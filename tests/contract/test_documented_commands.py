@@ -1,4 +1,4 @@
-"""Every `paceline …` line of the README, the guides and the recipes names commands and options that exist."""
+"""Every command line of the README, the guides and the recipes names options that exist."""
 
 from __future__ import annotations
 
@@ -66,3 +66,28 @@ def test_a_page_with_a_wrong_word_fails() -> None:
     text = "```\npaceline train recipe.toml --targett smollm2\n```\nand `paceline forecst x`"
     problems = [check(line) for line in commands_of(text)]
     assert problems == ["train has no --targett", "there is no command 'forecst'"]
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
+
+
+def anchors_of(text: str) -> set[str]:
+    """As a page on the web names its headings."""
+    heads = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.suffix == ".md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    text, lost = page.read_text(encoding="utf-8"), []
+    for path, anchor, own in LINK.findall(text):
+        if path.startswith(("http:", "https:", "mailto:")):
+            continue
+        there = page.parent / path if path else page
+        if not there.exists():
+            lost.append(path)
+        elif (anchor or own) and (anchor or own) not in anchors_of(there.read_text()):
+            lost.append(f"{path}#{anchor or own}")
+    assert not lost
