@@ -14,12 +14,13 @@ __all__ = ["find_gpus", "spread_plan"]
 
 
 def find_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them: CUDA counts from 0
+    what it finds, whatever the numbers of the devices are (a container may see nvidia3 alone)."""
     stated = os.environ.get("CUDA_VISIBLE_DEVICES")
     if stated is not None:
         return tuple(part.strip() for part in stated.split(",") if part.strip())
-    found = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
-    return tuple(sorted(found, key=int))
+    found = Path("/dev").glob("nvidia[0-9]*")
+    return tuple(str(number) for number, _ in enumerate(found))
 
 
 def spread_plan(plan: Plan, num: int) -> list[Plan]:

@@ -52,8 +52,8 @@ def test_each_engine_has_a_gpu_of_those_that_may_be_seen(
     assert said.value.fix == "Leave it out."
 
 
-def test_gpus_are_counted_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_counted_from_0_as_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     names = [Path(f"/dev/nvidia{n}") for n in (10, 2, 0)]
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(names))
-    assert find_gpus() == ("0", "2", "10")
+    assert find_gpus() == ("0", "1", "2")
