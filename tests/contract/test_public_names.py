@@ -333,6 +333,7 @@ NAMES: dict[str, list[str]] = {
         "open_server",
         "open_shape",
         "read_serve_config",
+        "require_places",
         "serve_http",
         "spread_plan",
         "start",

@@ -57,13 +57,15 @@ def answer(
     """Let the target answer prompts for a draft to learn from."""
     from paceline.data import answer_prompts, open_tokenizer, read_prompts, require_few_rejected
     from paceline.endpoint import Sampling
-    from paceline.serve import start_ahead
+    from paceline.serve import require_places, start_ahead
     from paceline.target import read_target
 
+    _require_effect(bool(server), device, data_parallel, model)
     prompt_set = read_prompts(prompts)
     require_few_rejected(prompt_set)
     facts = read_target(target)
     if not server:
+        require_places(data_parallel, device)
         start_ahead(device, num_engines=data_parallel)
     open_tokenizer(facts, thinking=thinking)  # a wrong mode is told before an engine starts
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -97,25 +99,29 @@ def _open(
     """Engines of our own, or somebody's servers. concurrency: of all together."""
     from paceline.cli.arms import start_targets
     from paceline.data import DataParallel, open_servers
+
+    if servers:
+        yield open_servers(servers, target, model=model)
+        return
+    each = -(-concurrency // num_engines)
+    with start_targets(target, out, num=num_engines, max_num_seqs=each, device=device) as engines:
+        yield engines[0] if num_engines == 1 else DataParallel(engines)
+
+
+def _require_effect(
+    is_served: bool, device: str | None, num_engines: int, model: str | None
+) -> None:
     from paceline.errors import PlanError
 
-    if not servers:
-        if model is not None:
-            raise PlanError("--model has no effect without --server", fix="Leave it out.")
-        each = -(-concurrency // num_engines)
-        with start_targets(
-            target, out, num=num_engines, max_num_seqs=each, device=device
-        ) as endpoints:
-            yield endpoints[0] if num_engines == 1 else DataParallel(endpoints)
-        return
-    if device is not None:
+    if not is_served and model is not None:
+        raise PlanError("--model has no effect without --server", fix="Leave it out.")
+    if is_served and device is not None:
         raise PlanError("--device has no effect with --server", fix="Leave it out.")
-    if num_engines > 1:
+    if is_served and num_engines > 1:
         raise PlanError(
             "--data-parallel has no effect with --server",
             fix="Name each server with a --server of its own.",
         )
-    yield open_servers(servers, target, model=model)
 
 
 @app.command("tokenize")

@@ -17,7 +17,7 @@ from paceline.serve.second_boot import Beside, check_repeat, observe_beside
 from paceline.serve.server import build_plain_plan, serve_http
 from paceline.serve.shape_run import ShapeDraft, find_machine, open_shape
 from paceline.serve.smoke import Observed, SmokeTest, observe_draft
-from paceline.serve.spread import spread_plan
+from paceline.serve.spread import require_places, spread_plan
 from paceline.serve.step_clock import HostOverhead, measure_host_overhead, with_step_clock
 from paceline.serve.tuned import ServeConfig, apply_engine_settings, read_serve_config
 
@@ -54,6 +54,7 @@ __all__ = [
     "open_server",
     "open_shape",
     "read_serve_config",
+    "require_places",
     "serve_http",
     "spread_plan",
     "start",

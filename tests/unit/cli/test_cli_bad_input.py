@@ -93,6 +93,24 @@ def test_settings_that_cannot_work(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("--data-parallel", "999"), "999 engines at once, and this machine has"),
+        (
+            ("--data-parallel", "2", "--server", "http://127.0.0.1:9/v1"),
+            "--data-parallel has no effect with --server",
+        ),
+    ],
+)
+def test_engines_that_cannot_answer_together(
+    run: Run, tmp_path: Path, settings: tuple[str, ...], expected: str
+) -> None:
+    words = ("data", "answer", "--prompts", "train:8", *SMOLLM2, "--out", tmp_path / "data")
+    run(*words, *settings).require(2, expected)
+    assert not (tmp_path / "data").exists()
+
+
 def test_k_without_a_drafting_arm(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run("eval", "none", *SMOLLM2, "--k", "3", "--out", out).require(2, "K = 3 has no effect")

@@ -49,7 +49,7 @@ def test_each_engine_has_a_gpu_of_those_that_may_be_seen(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     with pytest.raises(PlanError, match="has 1 GPU") as said:
         spread_plan(plan, 2)
-    assert said.value.fix == "Leave it out."
+    assert said.value.fix == "Leave --data-parallel out."
 
 
 def test_gpus_are_counted_from_0_as_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None:
