@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-__all__ = ["PACELINE", "Outcome", "fill_disk", "mounted_disk", "run_command", "write_jsonl"]
+__all__ = [
+    "PACELINE",
+    "Outcome",
+    "every_core",
+    "fill_disk",
+    "mounted_disk",
+    "run_command",
+    "write_jsonl",
+]
 
 PACELINE = str(Path(sys.executable).parent / "paceline")
 
@@ -49,6 +57,17 @@ def run_command(*words: object, timeout_s: float = 120.0, cwd: Path | None = Non
         check=False,
     )
     return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+@contextlib.contextmanager
+def every_core() -> Iterator[None]:
+    """All cores of the machine for what is started here, in a lane of tests that has some."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any] | str]) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Outcome, run_command, write_jsonl
+from command_line import Outcome, every_core, run_command, write_jsonl
 
 from paceline.records import read_json, read_jsonl
 
@@ -70,9 +70,12 @@ def few_prompts(folder: Path, prompts: Path) -> Path:
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Path:
     out = folder / "data"
-    words = ("--prompts", "train:8", "--max-tokens", 24, "--out", out)
-    outcome = run_command("data", "answer", *words, *SMOLLM2)
+    words = ("--prompts", "train:8", "--max-tokens", 24, "--out", out, "--data-parallel", 2)
+    with every_core():
+        outcome = run_command("data", "answer", *words, *SMOLLM2)
     outcome.require(0)
+    assert "2 engines" in outcome.out
+    assert all((folder / f"data-{n}.engine.log").is_file() for n in range(2))
     assert outcome.out.splitlines()[-1].startswith(f"data: {out}: 8 rows, 0 rejected; ")
     return out
 
