@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from paceline.cli.arms import build_arm_plan
 from paceline.data import build_requests, read_prompts
@@ -39,12 +40,13 @@ from paceline.serve import start
 from paceline.serve.proposers.index import BREAK, MAX_DEPTH, TokenIndex
 from paceline.serve.proposers.suffix import propose_suffix
 from paceline.target import read_target
-from paceline.train.replay import replay_draft
+from paceline.train.families.table import FAMILIES
+from paceline.train.features import load_frozen_target
+from paceline.train.replay import load_draft_module, propose
 
 MATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHARES = (0.0, 0.5, 0.7, 0.9, 0.999)
 CACHE_TOKENS = 65536
-LONG_K = 8
 RESULTS = Path(__file__).resolve().parent / "results" / "mixture-replay.json"
 
 
@@ -63,6 +65,8 @@ def main() -> None:
     given = weighing.add_mutually_exclusive_group(required=True)
     given.add_argument("--texts", type=Path)
     given.add_argument("--run", type=Path, dest="folder", help="a run folder")
+    weighing.add_argument("--long-k", type=int, default=8, help="Drafts of this length as well.")
+    weighing.add_argument("--every", type=int, default=1, help="Each so-many-th answer only.")
     weighing.add_argument("--arm", default="candidate")
     options = parser.parse_args()
     options.run(options)
@@ -116,25 +120,47 @@ class Everywhere:
     agrees: dict[str, Any]
 
 
-def draft_everywhere(target_name: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Everywhere:
+def draft_everywhere(
+    target_name: str, name: str, rows: Sequence[Mapping[str, Any]], long_k: int
+) -> Everywhere:
     """What the draft gives from every place, and how far serving agrees with the replay."""
     target = read_target(target_name)
     draft = read_native_draft(target, num_speculative_tokens=3) if name == "native" else None
     draft = draft or read_draft(resolve_draft(name))
-    texts = [(row["prompt_ids"], row["output_ids"], row["per_step_accepted"]) for row in rows]
-    served = replay_draft(draft, target, texts)
-    every = [(prompt, ids, [0] * (len(ids) - 1)) for prompt, ids, _ in texts]
+    module, frozen = (
+        load_draft_module(draft),
+        load_frozen_target(target, device="cpu", dtype=torch.bfloat16),
+    )
     own_k = draft.num_speculative_tokens
-    right = {}
-    for k in (own_k, LONG_K):
-        found = replay_draft(draft, target, every, num_speculative_tokens=k)
-        right[k] = [
-            [count_right(proposed, ids[place:]) for place, proposed in enumerate(steps, 1)]
-            for (_, ids, _), steps in zip(every, found.proposed, strict=True)
-        ]
-    gap = max(served.gaps, default=0.0)
-    agrees = {"steps": served.num_steps, "agree": served.num_agree, "largest_gap": gap}
-    return Everywhere(right=right, own_k=own_k, agrees=agrees)
+    right: dict[int, list[list[int]]] = {}
+    for k in sorted({own_k, long_k}):
+        right[k] = []
+        for row in rows:
+            ids = row["output_ids"]
+            first = len(row["prompt_ids"]) - 1  # the step after i tokens has base first + i - 1
+            proposed, _ = propose(
+                module,
+                frozen,
+                ids=[*row["prompt_ids"], *ids],
+                bases=range(first, first + len(ids) - 1),
+                aux_layer_ids=FAMILIES[draft.family].tapped_layers(draft.config),
+                num_speculative_tokens=k,
+            )
+            right[k].append([count_right(one, ids[i:]) for i, one in enumerate(proposed, 1)])
+    return Everywhere(right=right, own_k=own_k, agrees=count_agreeing(rows, right[own_k]))
+
+
+def count_agreeing(rows: Sequence[Mapping[str, Any]], right: Sequence[list[int]]) -> dict[str, int]:
+    """Served steps, and those of which the replay says the same, as far as they were delivered."""
+    steps = agree = 0
+    for row, found in zip(rows, right, strict=True):
+        place, count = 1, len(row["output_ids"])
+        for took in row["per_step_accepted"]:
+            if place < count:
+                steps += 1
+                agree += min(took, count - place) == found[place - 1]
+            place += took + 1
+    return {"steps": steps, "agree": agree}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +188,9 @@ def weigh(options: argparse.Namespace) -> None:
         rows = read_texts(options.texts)
     else:
         rows = read_texts(options.folder / "requests.jsonl", options.arm)
-    rows = sorted(rows, key=lambda row: str(row["id"]))
-    drafted = draft_everywhere(options.target, options.draft, rows)
+    rows = sorted(rows, key=lambda row: str(row["id"]))[:: options.every]
+    long_k: int = options.long_k
+    drafted = draft_everywhere(options.target, options.draft, rows, long_k)
     own_k = drafted.own_k
     found = {
         "prompts": len(rows),
@@ -174,7 +201,7 @@ def weigh(options: argparse.Namespace) -> None:
             f"draft K = {k}, suffix K = {other}{', cache' if cached else ''}": weigh_one(
                 rows, drafted.right[k], other, cached
             )
-            for k, other in ((own_k, own_k), (own_k, LONG_K), (LONG_K, LONG_K))
+            for k, other in dict.fromkeys([(own_k, own_k), (own_k, long_k), (long_k, long_k)])
             for cached in (False, True)
         },
     }
