@@ -8,8 +8,9 @@ Every step is a `paceline` command; --commands prints them and runs nothing. A s
 lies in OUT is not run again, so the same line goes on where it was stopped. What a recipe asks and
 this machine or target cannot do is printed as an open row and left out; a step that fails ends its
 recipe with its reason, not the others. On a GPU take the challenge's regimes (leave --regime out);
-on two cores --regime 64:32 --answers 64 --steps 40. OUT/NAME/ladder.json holds the speed-up of each
-rung over the target alone, eager; --keep FILE takes it over, for the page.
+on two cores --regime 64:32 --answers 64 --steps 20 --tokens-per-batch 2048. OUT/NAME/ladder.json
+holds the speed-up of each rung over the target alone, eager; --keep FILE takes it over, for the
+page.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def plan_steps(
     num_steps: int,
     num_requests: int,
     num_answers: int = 2048,
+    tokens_per_batch: int | None = None,
 ) -> Steps:
     """The commands of one recipe for one target; starts nothing."""
     name = facts.name
@@ -86,7 +88,7 @@ def plan_steps(
         commands.append(
             ["train", str(work / "draft.toml"), "--target", name, *data, "--out", served, *limit]
         )
-        _write_training(recipe, facts, work, num_steps)
+        _write_training(recipe, facts, work, num_steps, tokens_per_batch)
         made = [f"--{key}" for key in ("scheme", "window") if key in draft]
         if made:
             small = str(work / "draft-small")
@@ -150,7 +152,11 @@ def _scheme(
 
 
 def _write_training(
-    recipe: Mapping[str, Any], facts: TargetFacts, work: Path, num_steps: int
+    recipe: Mapping[str, Any],
+    facts: TargetFacts,
+    work: Path,
+    num_steps: int,
+    tokens_per_batch: int | None,
 ) -> None:
     """The target's own recipe for the family, with this system's K and these steps."""
     text = (HERE.parent / facts.name / f"{recipe['draft']['family']}.toml").read_text()
@@ -161,6 +167,8 @@ def _write_training(
             line = f"num_speculative_tokens = {k}"
         elif key == "num_steps":
             line = f"num_steps = {num_steps}"
+        elif key == "tokens_per_batch" and tokens_per_batch is not None:
+            line = f"tokens_per_batch = {tokens_per_batch}"
         elif key == "checkpoint_steps":
             line = f"checkpoint_steps = {num_steps}"
         elif key == "warmup_steps":
@@ -232,6 +240,7 @@ def main() -> None:
     parser.add_argument("--regime", action="append", default=[])
     parser.add_argument("--requests", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--tokens-per-batch", type=int, help="For the few steps of a trial.")
     parser.add_argument("--answers", type=int, default=2048)
     parser.add_argument("--device")
     parser.add_argument("--commands", action="store_true")
@@ -257,6 +266,7 @@ def main() -> None:
             num_steps=options.steps,
             num_requests=options.requests,
             num_answers=options.answers,
+            tokens_per_batch=options.tokens_per_batch,
         )
         print(f"== {path.stem}: reported {recipe['reported']['mean']} times", flush=True)
         for row in steps.open_rows:
@@ -277,6 +287,7 @@ def main() -> None:
                 "requests": options.requests,
                 "answers": options.answers,
                 "steps": options.steps if recipe["draft"]["family"] == "dflash" else None,
+                "tokens_per_batch": options.tokens_per_batch,
             }
             row = {**ladder, **sizes, "place": recipe["place"]}
             keep(options.keep, {**row, "target": facts.name, "machine": find_machine(device)})
