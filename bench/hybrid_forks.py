@@ -153,7 +153,8 @@ def ask(
                     found["answers"][answer.request_id] = values
                 write_json(path, found)
     except EngineError as problem:
-        write_json(path, {"failure": "failed: " + " ".join(str(problem).splitlines()[:2])})
+        said = str(problem).partition(" (likely cause")[0].splitlines()[0]
+        write_json(path, {"failure": f"failed: {said}"})
     print(f"{name}: {read_json(path).get('failure', 'done')}", flush=True)
 
 
