@@ -11,6 +11,7 @@ that is left without a part computes a row whose weights are all 0.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -240,11 +241,11 @@ class BatchSource:
     def _require_finite(self, features: TextFeatures, batch: Batch) -> None:
         """Raises DataError for the row whose states would make every loss of its batch NaN."""
         for states in (features.taps_BTF, features.final_BTD):
-            finite = states.isfinite().flatten(1).all(1).tolist()
-            if not all(finite):
+            if not bool(states.isfinite().all()):
+                odd = tuple((~states.isfinite()).any(-1).nonzero()[0].tolist())
+                row = bisect.bisect_right(batch.corners_R, odd) - 1
                 raise DataError(
-                    f"the target's own states of row '{batch.row_ids[finite.index(False)]}' are "
-                    "not finite numbers",
+                    f"the target's own states of row '{batch.row_ids[row]}' are not finite numbers",
                     fix="Look at the row with `paceline data show`; if there are more, check the "
                     'target\'s weights (`paceline target show`) or set dtype = "float32".',
                 )

@@ -183,8 +183,9 @@ def test_a_stale_vocabulary_map(
     assert "% of the tokens of these rows" in str(error)
 
 
+@pytest.mark.parametrize("packing", [False, True])
 def test_states_that_are_not_numbers_name_their_row(
-    target: TargetFacts, spoilt: Callable[..., Path], tmp_path: Path
+    target: TargetFacts, spoilt: Callable[..., Path], tmp_path: Path, packing: bool
 ) -> None:
     """A NaN in the embedding of a token that one row holds: that row is named, not its batch."""
 
@@ -198,7 +199,8 @@ def test_states_that_are_not_numbers_name_their_row(
     save_file(weights, str(broken / "model.safetensors"), metadata={"format": "pt"})
     with pytest.raises(DataError, match="states of row 'row-7' are not finite"):
         train_draft(
-            make_recipe(optim__tokens_per_batch=1024),  # all rows in one batch
+            # all rows in one batch
+            make_recipe(optim__tokens_per_batch=1024, optim__packing=packing),
             target=read_target(broken),
             data_dir=spoilt(use),
             out_dir=tmp_path / "draft",
