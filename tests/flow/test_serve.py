@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import both_counts
 import pytest
 from process_tree import children_of, parent_of
 
@@ -24,7 +25,7 @@ from paceline.draft import Draft, read_draft
 from paceline.endpoint import Request, Sampling
 from paceline.errors import DraftError, EngineError
 from paceline.eval import ask_server, find_model
-from paceline.serve import VllmEndpoint, build_plan, start
+from paceline.serve import VllmEndpoint, build_plan, process, start
 from paceline.serve.process import session_members
 from paceline.target import TargetFacts, read_target
 
@@ -145,15 +146,23 @@ def test_untrained_draft_is_counted_step_by_step(draft_endpoint: VllmEndpoint, a
         assert steps == len(answer.chunk_tokens) - 1
 
 
-def test_arrays_agree_with_counters_then_death_is_told(
-    smollm2: TargetFacts, engine_logs: Path, ask: Ask
+def test_arrays_and_vllms_loggers_agree_with_counters_then_death_is_told(
+    smollm2: TargetFacts, engine_logs: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = build_plan(smollm2, method="ngram", ngram_min=2, ngram_max=4, device="cpu")
+    monkeypatch.setenv("PYTHONPATH", str(Path(both_counts.__file__).parent))
+    monkeypatch.setattr(process, "fork_engine", lambda *_, **__: None)  # it has its own path
+    plan = build_plan(
+        smollm2, method="ngram", ngram_min=2, ngram_max=4, device="cpu", prefix_caching=True
+    )
+    worker = {"worker_extension_cls": "both_counts.BothCounts"}
+    plan = replace(plan, engine_args={**plan.engine_args, **worker})
     endpoint = start(plan, log_path=engine_logs / "ngram.log")
     try:
+        endpoint.inspect("paceline_count_twice")
         before = endpoint.counters()
+        assert before.num_accepted_tokens_per_pos == (0, 0, 0)
         requests = [
-            ask(f"Repeat: a b c d, a b c d, {word}.", max_tokens=64, ignore_eos=True)
+            ask(f"Repeat: {'a b c d, ' * 40}{word}.", max_tokens=64, ignore_eos=True)
             for word in ("again", "and on")
         ]
         answers = endpoint.generate(requests, concurrency=2)
@@ -177,6 +186,11 @@ def test_arrays_agree_with_counters_then_death_is_told(
         assert after.num_draft_tokens - before.num_draft_tokens == total.num_drafted
         assert after.num_accepted_tokens - before.num_accepted_tokens == total.num_accepted
         assert after.num_accepted_tokens_per_pos == total.accepted_at
+        by_vllm = endpoint.inspect("paceline_vllm_counters")
+        assert after.prefix_cache_hits
+        for name, value in vars(after).items():
+            given = by_vllm[name if name in by_vllm else f"spec_decode_{name}"]
+            assert given == (list(value) if isinstance(value, tuple) else value), name
 
         killer = threading.Timer(1.0, os.kill, (endpoint.pid, signal.SIGKILL))
         killer.start()

@@ -23,6 +23,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from paceline.serve.step_counts import StepCounts
+
 __all__ = ["main"]
 
 _BEAT_S = 1.0
@@ -96,6 +98,10 @@ class _Engine:
             EngineArgs(skip_tokenizer_init=True, **engine_args)
         )
         self.config = self.engine.vllm_config
+        speculation = self.config.speculative_config
+        self._counts = StepCounts(speculation.num_speculative_tokens if speculation else 0)
+        assert self.engine.logger_manager is not None  # the plan leaves statistics on
+        self.engine.logger_manager.stat_loggers = [self._counts]
 
     def facts(self) -> dict[str, Any]:
         """What the engine resolved, from its own configuration and its worker."""
@@ -224,14 +230,7 @@ class _Engine:
 
     def counters(self) -> dict[str, Any]:
         """vLLM's own monotonic counters."""
-        from vllm.v1.metrics.reader import get_metrics_snapshot
-
-        found: dict[str, Any] = {}
-        for metric in get_metrics_snapshot():
-            name = metric.name.removeprefix("vllm:")
-            if name in ("prefix_cache_queries", "prefix_cache_hits") or "spec_decode" in name:
-                found[name] = getattr(metric, "values", getattr(metric, "value", None))
-        return found
+        return self._counts.read()
 
     def memory(self, context_tokens: int) -> dict[str, Any] | None:
         result = self.engine.collective_rpc("paceline_memory", args=(context_tokens,))[0]
