@@ -58,7 +58,7 @@ def test_tokens_are_one_run_at_a_constant_rate(curves: Any) -> None:
         (training,) = curves.list_trainings("pocket", "tokens", budget)
         assert training.recipe.optim.schedule == "constant"
         assert all(mark % training.recipe.optim.checkpoint_steps == 0 for mark in budget.marks)
-        assert all(2 <= b / a <= 3 for a, b in pairwise(budget.marks))
+        assert all(1.5 < b / a <= 3 for a, b in pairwise(budget.marks))
 
 
 def test_what_has_no_recipe_or_no_such_size_is_told(curves: Any) -> None:
