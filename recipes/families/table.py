@@ -209,7 +209,7 @@ def fill(
             "verdict": report.verdict,
             "rules": sorted({f.rule for f in report.findings if f.severity != "note"}),
         },
-        "foreseen_bytes": foresee_bytes(draft, kind, facts.path, args.device),
+        "foreseen_bytes": foresee_bytes(draft, facts.path, args.device),
     }
     reason = why_not_served(draft, facts, args.device)
     if reason is not None:
