@@ -92,7 +92,7 @@ def forecast(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tell a draft's bytes and limits, before it is trained or after.
+    """Tell what a draft takes, trained or not.
 
     And the acceptance that a score needs; from sizes alone, without a GPU. --search tries a whole
     space of designs, --measure runs real engines on the target's shape alone.

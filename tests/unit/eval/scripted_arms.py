@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from scripted import (
     build_rules,
 )
 
+from paceline.endpoint import TokenChoice
 from paceline.eval import measure_run
 
-__all__ = ["BASE", "CUT", "FAST", "NAMES", "PLAIN", "RULES", "WARM", "WARM_UP", "Arms"]
+__all__ = ["BASE", "CUT", "FAST", "NAMES", "PLAIN", "RULES", "WARM", "WARM_UP", "Arms", "forked"]
 
 NAMES = ["chat-1", "chat-2", "code-1", "code-2"]
 RULES = build_rules(
@@ -75,3 +77,12 @@ class Arms:
 
     def measure(self, out: Path, **changes: Any) -> dict[str, Any]:
         return measure_run(out_dir=out, **{**self.arguments, **changes})
+
+
+def forked(arms: Arms, gap: float) -> None:
+    """The candidate leaves the plain text of code-1 at its third token."""
+    tokens = (1000, 1001, 77, *range(1003, 1009))
+    arms.candidate.scripts = {**arms.candidate.scripts, "code-1": replace(CUT, tokens=tokens)}
+    prefix = (*b"code-1", 1000, 1001)
+    view = TokenChoice(token_ids=(1002, 77), logprobs=(-0.5, -0.5 - gap))
+    arms.plain.choices = {prefix: view}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted import Script, build_draft, build_prompts, build_rules
-from test_eval_run import WARM, Arms
+from scripted_arms import WARM, Arms
 
 from paceline.errors import ResultError
 from paceline.eval import compare_runs, write_result

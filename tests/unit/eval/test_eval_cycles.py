@@ -20,7 +20,7 @@ from scripted import (
     build_prompts,
     build_rules,
 )
-from test_eval_run import BASE, FAST, PLAIN, WARM, WARM_UP
+from scripted_arms import BASE, FAST, PLAIN, WARM, WARM_UP
 
 from paceline.endpoint import TokenChoice
 from paceline.errors import EngineError, ResultError

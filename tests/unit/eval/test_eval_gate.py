@@ -12,19 +12,10 @@ from scripted import (
     Script,
     build_prompts,
 )
-from scripted_arms import BASE, CUT, NAMES, WARM, Arms
+from scripted_arms import BASE, NAMES, WARM, Arms, forked
 
 from paceline.endpoint import TokenChoice
 from paceline.eval import score_run
-
-
-def forked(arms: Arms, gap: float) -> None:
-    """The candidate leaves the plain text of code-1 at its third token."""
-    tokens = (1000, 1001, 77, *range(1003, 1009))
-    arms.candidate.scripts = {**arms.candidate.scripts, "code-1": replace(CUT, tokens=tokens)}
-    prefix = (*b"code-1", 1000, 1001)
-    view = TokenChoice(token_ids=(1002, 77), logprobs=(-0.5, -0.5 - gap))
-    arms.plain.choices = {prefix: view}
 
 
 def test_u39_a_near_tie_is_counted_and_ranked(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from scripted import ScriptedEndpoint, build_draft, build_memory, build_rules
+from scripted_arms import BASE
 from test_eval_compare import make_run
 from test_eval_cycles import NAMES as CYCLE_NAMES
 from test_eval_cycles import Servers
-from test_eval_run import BASE
 
 from paceline.errors import ResultError
 from paceline.eval import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_eval_run import RULES, Arms, forked
+from scripted_arms import RULES, Arms, forked
 
 from paceline.errors import ResultError
 from paceline.eval import add_replay, score_run, write_result

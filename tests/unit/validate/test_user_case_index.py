@@ -35,7 +35,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "U18": ("serve/test_checks.py", "max_model_len"),
     "U23": ("data/test_prompt_reading.py", "U23"),
     "U24": ("train/test_batches.py", "U24"),
-    "U26": ("eval/test_eval_run.py", "test_u26_thinking_and_target_mismatch_are_noted"),
+    "U26": ("eval/test_eval_unfair.py", "test_u26_thinking_and_target_mismatch_are_noted"),
     "U27": (
         "train/test_stored_states.py",
         "test_states_that_are_not_numbers_or_too_few_name_their_row",
@@ -45,8 +45,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "U31": ("serve/test_checks.py", "U31"),
     "U32": ("serve/test_plan.py", "U32"),
     "U33": ("ground/test_acceptance.py", "U33"),
-    "U35": ("eval/test_eval_run.py", "test_u35_a_real_fork_is_withheld_from_scoring"),
-    "U36": ("eval/test_eval_run.py", "test_u36_prefix_cache"),
+    "U35": ("eval/test_eval_gate.py", "test_u35_a_real_fork_is_withheld_from_scoring"),
+    "U36": ("eval/test_eval_unfair.py", "test_u36_prefix_cache"),
     "U37": ("eval/test_eval_timing.py", "U37"),
     "U39": ("eval/test_eval_fidelity.py", "U39"),
 }
