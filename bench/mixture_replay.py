@@ -28,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from paceline.acceptance import accept_greedy
 from paceline.cli.arms import build_arm_plan
 from paceline.data import build_requests, read_prompts
 from paceline.draft import read_draft, read_native_draft, resolve_draft
@@ -146,7 +147,7 @@ def draft_everywhere(
                 aux_layer_ids=FAMILIES[draft.family].tapped_layers(draft.config),
                 num_speculative_tokens=k,
             )
-            right[k].append([count_right(one, ids[i:]) for i, one in enumerate(proposed, 1)])
+            right[k].append([accept_greedy(one, ids[i:]) for i, one in enumerate(proposed, 1)])
     return Everywhere(right=right, own_k=own_k, agrees=count_agreeing(rows, right[own_k]))
 
 
@@ -260,7 +261,7 @@ def replay_suffix(
         for place in range(1, len(answer)):
             context = [*prompt, *answer[:place]][-MAX_DEPTH:]
             draft = propose_suffix(context, k, indexes)
-            suffix.append(count_right(draft, answer[place:]))
+            suffix.append(accept_greedy(draft, answer[place:]))
             found = weigh_votes(context, indexes)
             length.append(found[0])
             share.append(found[1])
@@ -292,15 +293,6 @@ def weigh_votes(context: Sequence[int], indexes: Sequence[TokenIndex]) -> tuple[
                 votes[token] = votes.get(token, 0.0) + 3.0 ** (min(length, 12) + lead)
                 longest = max(longest, length)
     return longest, max(votes.values()) / sum(votes.values()) if votes else 0.0
-
-
-def count_right(draft: Sequence[int], following: Sequence[int]) -> int:
-    right = 0
-    for drafted, token in zip(draft, following, strict=False):
-        if drafted != token:
-            break
-        right += 1
-    return right
 
 
 def draft_alone(text: Text, at: int) -> tuple[int, bool]:

@@ -139,7 +139,8 @@ def build_setup(
     require_known_tokens(rows, target, data_dir)
     require_one_template(given, record, target, data_dir)
     _require_unused(recipe, rows)
-    plan_slots([len(row.input_ids) for row in rows], recipe)  # raises where packing has no effect
+    if recipe.optim.packing:
+        plan_slots([len(row.input_ids) for row in rows], recipe)  # raises where it has no effect
     fixed: dict[str, Any] = {
         "recipe": recipe,
         "target": target,
